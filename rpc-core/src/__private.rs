@@ -23,6 +23,8 @@ pub use std::string::String;
 pub use std::sync::Arc;
 pub use std::vec::Vec;
 
+use std::mem::ManuallyDrop;
+
 use parking_lot::Mutex;
 use rpc_transport::memory::budget::{BudgetExhausted, Reservation};
 use rpc_transport::message::outgoing::OutBuf;
@@ -118,15 +120,36 @@ impl<E> PutError<E> for Missing {
 pub struct Incoming {
     message: Message,
     codec: Codec,
-    /// Memory for arguments that borrow, but cannot borrow from the message.
-    scratch: Scratch,
     min_part_bytes: usize,
-    extras: Option<Box<Mutex<Extras>>>,
+    // `ManuallyDrop`, because it is mostly `None`, which `drop` checks inline.
+    extras: ManuallyDrop<Option<Box<Extras>>>,
 }
 
-/// Parts that few requests have, kept until they are used.
-#[derive(Debug, Default)]
+impl Drop for Incoming {
+    #[inline]
+    fn drop(&mut self) {
+        if self.extras.is_some() {
+            drop_extras(self.extras.take());
+        }
+    }
+}
+
+#[cold]
+fn drop_extras(extras: Option<Box<Extras>>) {
+    drop(extras);
+}
+
+/// What few requests have.
+#[derive(Debug)]
 struct Extras {
+    parts: Mutex<Parts>,
+    /// Memory for arguments that borrow, but cannot borrow from the message.
+    scratch: Scratch,
+}
+
+/// Parts of a request, kept until they are used.
+#[derive(Debug, Default)]
+struct Parts {
     /// The tail, for the arguments: an argument that owns its bytes takes it without a copy.
     tail: Option<Payload>,
     /// A tail that is still arriving, for the arguments.
@@ -138,22 +161,28 @@ struct Extras {
 }
 
 #[cold]
-fn extras(message: &mut Message) -> Option<Box<Mutex<Extras>>> {
+fn extras(message: &mut Message) -> Option<Box<Extras>> {
     let (tail, stream) = (message.take_tail(), message.take_stream());
     let (slot, charge) = (message.take_slot(), message.take_charge());
     let any = tail.is_some() || stream.is_some() || slot.is_some() || charge.is_some();
-    let extras = Extras { tail, stream, slot, _charge: charge };
-    any.then(|| Box::new(Mutex::new(extras)))
+    let parts = Mutex::new(Parts { tail, stream, slot, _charge: charge });
+    any.then(|| Box::new(Extras { parts, scratch: Scratch::new() }))
 }
 
 /// Splits a request into the handler's context and the part that its future owns.
 #[inline]
 #[must_use]
 pub fn split(request: Request) -> (Context, Incoming) {
-    let Request { mut message, codec, context, .. } = request;
+    let Request { mut message, codec, context, streams } = request;
+    // They are taken before. The check spares the call of a drop.
+    if streams.is_some() {
+        drop(streams);
+    } else {
+        std::mem::forget(streams);
+    }
     let min_part_bytes = context.min_part_bytes();
     let extras = if message.is_plain() { None } else { extras(&mut message) };
-    (context, Incoming { message, codec, scratch: Scratch::new(), min_part_bytes, extras })
+    (context, Incoming { message, codec, min_part_bytes, extras: ManuallyDrop::new(extras) })
 }
 
 /// [`split`] for a method with streams.
@@ -172,10 +201,11 @@ pub fn unknown_method(service: &'static ServiceDescriptor, method: usize) -> Han
 }
 
 #[cold]
-fn take_tail_of_request<'de>(extras: &Mutex<Extras>) -> Option<Tail<'de>> {
-    let mut extras = extras.lock();
-    let given = extras.tail.take().map(|tail| Tail::Given(Bulk::from(tail)));
-    given.or_else(|| extras.stream.take().map(Tail::Arriving))
+fn take_tail_of_request(extras: &Extras) -> Option<(Tail<'_>, &Scratch)> {
+    let mut parts = extras.parts.lock();
+    let given = parts.tail.take().map(|tail| Tail::Given(Bulk::from(tail)));
+    let tail = given.or_else(|| parts.stream.take().map(Tail::Arriving))?;
+    Some((tail, &extras.scratch))
 }
 
 impl Incoming {
@@ -192,7 +222,7 @@ impl Incoming {
         let tail = self.extras.as_deref().and_then(take_tail_of_request);
         let decoded = match tail {
             None => self.codec.decode_seed(seeds, &self.message),
-            Some(tail) => self.codec.decode_parts(seeds, &self.message, tail, &self.scratch),
+            Some((tail, scratch)) => self.codec.decode_parts(seeds, &self.message, tail, scratch),
         };
         decoded.map_err(|error| undecodable_arguments(method, error))
     }
@@ -227,8 +257,8 @@ impl Incoming {
         if body.tail_len() == 0 {
             return Ok(());
         }
-        if let Some(extras) = &self.extras
-            && let Some(slot) = extras.lock().slot.take()
+        if let Some(extras) = &*self.extras
+            && let Some(slot) = extras.parts.lock().slot.take()
         {
             body.place_in(slot);
         }
@@ -313,9 +343,10 @@ where
     H: for<'de> TakeShape<'de, T> + Default,
 {
     let ReplyParts { codec, method, outcome, into } = parts;
-    match outcome? {
-        (ReplyKind::Ok, message) => take::<T, H>(codec, method, H::default(), message, into),
-        (ReplyKind::UserError, _) => Err(unexpected_user_error(method)),
+    match outcome {
+        Ok((ReplyKind::Ok, message)) => take::<T, H>(codec, method, H::default(), message, into),
+        Ok((ReplyKind::UserError, _)) => Err(unexpected_user_error(method)),
+        Err(status) => Err(status),
     }
 }
 

@@ -91,8 +91,8 @@ impl Protocol for Mover {
         Some(Submission { lane: Lane::Bulk, tag: 0, frame })
     }
 
-    fn poll_action(&mut self) -> Option<Outside<Message>> {
-        self.received.pop().map(Outside::Action)
+    fn drain_actions(&mut self, outside: &mut Outside<'_, Message>) {
+        std::iter::from_fn(|| self.received.pop()).for_each(|message| outside.run(message));
     }
 
     fn next_deadline(&self) -> Option<Instant> {

@@ -185,6 +185,7 @@ impl Bulk {
 
     /// Copies bytes from `offset` on into `to`. Returns how many: less than `to.len()` near the
     /// end, 0 at it.
+    #[inline]
     pub fn read_at(&self, offset: u64, to: &mut [u8]) -> usize {
         let left = self.len().saturating_sub(offset);
         let count = usize::try_from(left).map_or(to.len(), |left| left.min(to.len()));

@@ -23,7 +23,6 @@ use crate::bulk::Landing;
 use crate::channel::hedging::HedgingPolicy;
 use crate::client::shared::Shared;
 use crate::metadata::Metadata;
-use crate::service::reply::CallOutcome;
 use crate::service::{MethodDescriptor, ReplyParts};
 use crate::status::Status;
 
@@ -164,7 +163,7 @@ impl<'a, O> Call<'a, O> {
     /// Makes the call, and gives what the server says beside its outcome:
     /// [`Context::set_reply_metadata`](crate::Context::set_reply_metadata).
     pub async fn with_metadata(mut self) -> (O, Metadata) {
-        let mut found = CallOutcome::Nothing;
+        let mut found = None;
         poll_fn(|cx| self.call.poll(cx, &mut found)).await;
         let mut parts = self.call.finish(found);
         let metadata = parts.take_metadata();
@@ -173,15 +172,16 @@ impl<'a, O> Call<'a, O> {
 
     /// Ends the borrow of the channel, and sends nothing: for calls that are to be awaited elsewhere,
     /// later.
-    pub fn into_owned(mut self) -> Call<'static, O> {
-        Call { call: self.call.detached(), decode: self.decode }
+    pub fn into_owned(self) -> Call<'static, O> {
+        Call { call: self.call.into_detached(), decode: self.decode }
     }
 
     /// Sends the request now, if the channel is connected, and ends the borrow of the channel,
     /// so that the call can be spawned, or awaited together with others. A channel that is not
     /// connected begins to connect; the request then leaves when the call is awaited.
     pub fn start(mut self) -> Call<'static, O> {
-        Call { call: self.call.start(), decode: self.decode }
+        self.call.start();
+        self.into_owned()
     }
 }
 
@@ -191,7 +191,7 @@ impl<O> Future for Call<'_, O> {
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<O> {
         let this = self.get_mut();
-        let mut found = CallOutcome::Nothing;
+        let mut found = None;
         std::task::ready!(this.call.poll(cx, &mut found));
         Poll::Ready((this.decode)(this.call.finish(found)))
     }

@@ -143,7 +143,8 @@ impl Codec {
     ///
     /// # Errors
     /// As [`Codec::encode`].
-    #[inline]
+    // Inlined where the values of a type are sent.
+    #[inline(always)]
     pub(crate) fn encode_body<T>(
         &self,
         value: &T,
@@ -193,14 +194,15 @@ impl Codec {
     ///
     /// # Errors
     /// As [`Codec::decode`].
-    #[inline]
+    // Inlined where the values of a type arrive.
+    #[inline(always)]
     pub fn decode_seed<'a, S>(&self, seed: S, bytes: &'a [u8]) -> Result<S::Value, CodecError>
     where
         S: DeserializeSeed<'a>,
     {
         let guard = Guard::for_decoding(bytes.len());
         let guarded = decode::Seed::new(seed, Plain, &guard);
-        let result: Result<(S::Value, usize), String> = match self {
+        let result: Result<S::Value, Undecoded> = match self {
             #[cfg(feature = "bincode")]
             Self::Bincode => with_bincode::decode(guarded, bytes),
             #[cfg(feature = "postcard")]
@@ -208,11 +210,7 @@ impl Codec {
             #[allow(unreachable_patterns, reason = "reachable when a codec is not compiled in")]
             codec => return Err(CodecErrorKind::NotCompiledIn { codec: *codec }.into()),
         };
-        match result {
-            Ok((value, read)) if read == bytes.len() => Ok(value),
-            Ok((_, read)) => Err(trailing(bytes.len() - read)),
-            Err(reason) => Err(malformed(guard, reason)),
-        }
+        result.map_err(|why| undecoded(guard, why))
     }
 
     /// Decodes a value from a message with a tail: `message` is its PARTS block and body, as
@@ -275,6 +273,21 @@ fn unencodable(guard: Guard, failed: Result<(), String>, limit: usize) -> CodecE
     CodecError::new(kind, path)
 }
 
+/// Why a value was not decoded.
+enum Undecoded {
+    /// So many bytes are left.
+    Trailing(usize),
+    Malformed(String),
+}
+
+#[cold]
+fn undecoded(guard: Guard, why: Undecoded) -> CodecError {
+    match why {
+        Undecoded::Trailing(count) => trailing(count),
+        Undecoded::Malformed(reason) => malformed(guard, reason),
+    }
+}
+
 #[cold]
 fn trailing(count: usize) -> CodecError {
     CodecErrorKind::TrailingBytes { count }.into()
@@ -296,7 +309,7 @@ mod with_bincode {
     use serde::Serialize;
     use serde::de::DeserializeSeed;
 
-    use super::{Collector, Cursor};
+    use super::{Collector, Cursor, Undecoded};
 
     const CONFIG: Configuration = standard();
 
@@ -343,12 +356,16 @@ mod with_bincode {
         seed.deserialize(decoder.as_deserializer()).map_err(decode_reason)
     }
 
-    #[inline]
-    pub(super) fn decode<'a, S>(seed: S, bytes: &'a [u8]) -> Result<(S::Value, usize), String>
+    #[inline(always)]
+    pub(super) fn decode<'a, S>(seed: S, bytes: &'a [u8]) -> Result<S::Value, Undecoded>
     where
         S: DeserializeSeed<'a>,
     {
-        bincode::serde::seed_decode_from_slice(seed, bytes, CONFIG).map_err(decode_reason)
+        match bincode::serde::seed_decode_from_slice(seed, bytes, CONFIG) {
+            Ok((value, read)) if read == bytes.len() => Ok(value),
+            Ok((_, read)) => Err(Undecoded::Trailing(bytes.len() - read)),
+            Err(error) => Err(Undecoded::Malformed(decode_reason(error))),
+        }
     }
 
     #[cold]
@@ -382,7 +399,7 @@ mod with_postcard {
     use serde::Serialize;
     use serde::de::DeserializeSeed;
 
-    use super::{Collector, Cursor};
+    use super::{Collector, Cursor, Undecoded};
 
     struct VecFlavor<'a>(&'a mut Vec<u8>, &'a Collector<'a>);
 
@@ -476,15 +493,18 @@ mod with_postcard {
         seed.deserialize(&mut deserializer).map_err(|error| reason(&error))
     }
 
-    #[inline]
-    pub(super) fn decode<'a, S>(seed: S, bytes: &'a [u8]) -> Result<(S::Value, usize), String>
+    #[inline(always)]
+    pub(super) fn decode<'a, S>(seed: S, bytes: &'a [u8]) -> Result<S::Value, Undecoded>
     where
         S: DeserializeSeed<'a>,
     {
+        let malformed = |error| Undecoded::Malformed(reason(&error));
         let mut deserializer = Deserializer::from_flavor(SliceFlavor(bytes));
-        let value = seed.deserialize(&mut deserializer).map_err(|error| reason(&error))?;
-        let left = deserializer.finalize().map_err(|error| reason(&error))?;
-        Ok((value, bytes.len() - left))
+        let value = seed.deserialize(&mut deserializer).map_err(malformed)?;
+        match deserializer.finalize().map_err(malformed)? {
+            0 => Ok(value),
+            left => Err(Undecoded::Trailing(left)),
+        }
     }
 
     #[cold]

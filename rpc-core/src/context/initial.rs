@@ -98,7 +98,7 @@ impl Context {
     pub(crate) fn set_begun(now: Begun) {
         let _ = CURRENT.try_with(|current| {
             if let Some(Self { caller: Caller::Connected(_, begun), .. }) =
-                &mut *current.borrow_mut()
+                &mut **current.borrow_mut()
             {
                 *begun = now;
             }

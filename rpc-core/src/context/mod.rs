@@ -16,6 +16,7 @@ mod tests;
 use std::cell::RefCell;
 use std::fmt;
 use std::future::Future;
+use std::mem::ManuallyDrop;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{self, Poll};
@@ -36,7 +37,10 @@ use crate::service::method::MethodDescriptor;
 use crate::service::reply::Reply;
 
 thread_local! {
-    static CURRENT: RefCell<Option<Context>> = const { RefCell::new(None) };
+    // Each scope restores what was there before, so none is left when a thread ends; and what has no destructor
+    // is reached without a look at whether that has run.
+    static CURRENT: RefCell<ManuallyDrop<Option<Context>>> =
+        const { RefCell::new(ManuallyDrop::new(None)) };
 }
 
 /// The call that a handler serves. Cheap to clone.
@@ -127,7 +131,7 @@ impl Context {
     #[inline]
     fn peek<T>(look: impl FnOnce(&Self) -> T) -> Option<T> {
         // A thread whose thread-locals are already destroyed has no context.
-        CURRENT.try_with(|current| current.borrow().as_ref().map(look)).ok().flatten()
+        CURRENT.try_with(|current| Option::as_ref(&current.borrow()).map(look)).ok().flatten()
     }
 
     /// An empty context, to be filled by a server.
@@ -298,7 +302,7 @@ impl Context {
         // What is replaced may be the user's, so it is dropped when nothing is borrowed any more.
         let _replaced = CURRENT.try_with(|current| {
             let mut current = current.borrow_mut();
-            current.as_mut().map(|context| context.extras.replace(Arc::new(extras)))
+            Option::as_mut(&mut current).map(|context| context.extras.replace(Arc::new(extras)))
         });
     }
 
@@ -509,7 +513,7 @@ impl Drop for Restore<'_> {
 /// destroyed.
 #[inline]
 fn swap(context: &mut Option<Context>) {
-    let _ = CURRENT.try_with(|current| std::mem::swap(&mut *current.borrow_mut(), context));
+    let _ = CURRENT.try_with(|current| std::mem::swap(&mut **current.borrow_mut(), context));
 }
 
 impl<F: Future> Future for Scoped<F> {

@@ -82,23 +82,22 @@ impl OwnCalls {
     #[inline]
     fn lease(&mut self, method_index: u32) -> &mut Lease {
         let at = method_index as usize;
-        if !matches!(self.leases.get(at), Some(Some(_))) {
-            self.take_lease(at);
+        if at >= self.leases.len() {
+            self.make_room(at);
         }
-        match &mut self.leases[at] {
-            Some(lease) => lease,
-            None => unreachable!("it was just taken"),
-        }
+        let Self { methods, leases } = self;
+        leases[at].get_or_insert_with(|| take_lease(methods, method_index))
     }
 
     #[cold]
-    fn take_lease(&mut self, at: usize) {
-        if self.leases.len() <= at {
-            self.leases.resize_with(at + 1, || None);
-        }
-        let method = u32::try_from(at).ok().and_then(method_in_use);
-        self.leases[at] = Some(self.methods.lease(method));
+    fn make_room(&mut self, at: usize) {
+        self.leases.resize_with(at + 1, || None);
     }
+}
+
+#[cold]
+fn take_lease(methods: &Methods, method_index: u32) -> Lease {
+    methods.lease(method_in_use(method_index))
 }
 
 impl RpcEndpoint {
@@ -128,14 +127,18 @@ impl RpcEndpoint {
     }
 }
 
-/// How an outcome ends its call, and the bytes of its body.
+/// The bytes of a reply's body.
 #[inline]
+pub(crate) fn body_bytes(message: &Message) -> u64 {
+    message.len() as u64 + message.tail_bytes()
+}
+
+/// How an outcome ends its call, and the bytes of its body.
 pub(crate) fn end_of(outcome: &Outcome) -> (End, u64) {
-    let bytes = |message: &Message| message.len() as u64 + message.tail_bytes();
     match outcome {
         Outcome::Reply(reply) => match reply.kind {
-            ReplyKind::Ok => (End::OK, bytes(&reply.message)),
-            ReplyKind::UserError => (End::UserError, bytes(&reply.message)),
+            ReplyKind::Ok => (End::OK, body_bytes(&reply.message)),
+            ReplyKind::UserError => (End::UserError, body_bytes(&reply.message)),
             ReplyKind::Status { code, .. } => {
                 (End::Code(Code::from_number(code).unwrap_or(Code::Unknown)), 0)
             }

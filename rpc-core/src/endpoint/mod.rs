@@ -18,7 +18,7 @@ use rpc_transport::device::PeerIdentity;
 use rpc_transport::engine::clock;
 use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::engine::shard::Shard;
-use rpc_transport::engine::upper::{Outside, Protocol, Revoke, Submission};
+use rpc_transport::engine::upper::{Outside, Protocol, Revoke, Sleeper, Submission};
 use rpc_transport::log_limit::LogLimit;
 use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::message::outgoing::OutBuf;
@@ -306,7 +306,32 @@ impl RpcEndpoint {
         waker
     }
 
+    #[inline(never)]
+    fn drain_notices(&mut self, outside: &mut Outside<'_, Action>) {
+        while let Some(notice) = self.session.poll_notice() {
+            outside.run(match notice {
+                SessionEvent::Wake(waker) => Action::Wake(waker),
+                SessionEvent::CancelHandler(handle) => Action::Abort(handle),
+                SessionEvent::PeerGoingAway => match &self.on_event {
+                    Some(on_event) => Action::PeerGoingAway(Arc::clone(on_event)),
+                    None => Action::Settled(None),
+                },
+                SessionEvent::Drained => Action::Settled(None),
+                SessionEvent::Discard(body) => {
+                    outside.drop(body);
+                    continue;
+                }
+            });
+        }
+    }
+
     #[cold]
+    fn drain_news(&mut self, outside: &mut Outside<'_, Action>) {
+        while let Some(news) = self.poll_news() {
+            outside.run(news);
+        }
+    }
+
     fn poll_news(&mut self) -> Option<Action> {
         if let Some(waker) = self.room.poll_wake() {
             return Some(Action::Wake(waker));
@@ -399,24 +424,16 @@ impl Protocol for RpcEndpoint {
     }
 
     #[inline]
-    fn poll_action(&mut self) -> Option<Outside<Action>> {
-        if let Some(notice) = self.session.poll_notice() {
-            return Some(Outside::Action(match notice {
-                SessionEvent::Wake(waker) => Action::Wake(waker),
-                SessionEvent::CancelHandler(handle) => Action::Abort(handle),
-                SessionEvent::PeerGoingAway => match &self.on_event {
-                    Some(on_event) => Action::PeerGoingAway(Arc::clone(on_event)),
-                    None => Action::Settled(None),
-                },
-                SessionEvent::Drained => Action::Settled(None),
-                SessionEvent::Discard(body) => return Some(Outside::Drop(body)),
-            }));
+    fn drain_actions(&mut self, outside: &mut Outside<'_, Action>) {
+        if self.session.has_notices() {
+            self.drain_notices(outside);
         }
-        if let Some(incoming) = self.session.poll_request() {
-            let context = Arc::clone(&self.connection_context);
-            return Some(Outside::Action(Action::Request(incoming, context)));
+        while let Some(incoming) = self.session.poll_request() {
+            outside.run(Action::Request(incoming, Arc::clone(&self.connection_context)));
         }
-        if self.has_news { self.poll_news().map(Outside::Action) } else { None }
+        if self.has_news {
+            self.drain_news(outside);
+        }
     }
 
     #[inline]
@@ -458,12 +475,15 @@ impl Protocol for RpcEndpoint {
         self.session.is_for_callers_alone()
     }
 
-    fn awaits_outcomes(&self) -> bool {
-        self.session.outgoing_calls() != 0
-    }
-
-    fn take_waiter(&mut self) -> Option<Waker> {
-        self.session.take_waiter()
+    fn take_sleeper(&mut self) -> Sleeper {
+        if self.session.outgoing_calls() == 0 {
+            return Sleeper::Nobody;
+        }
+        match self.session.take_waiter() {
+            Some((call, waker)) => Sleeper::Found(call.as_u64(), waker),
+            None if self.session.finds_all_waiters() => Sleeper::Nobody,
+            None => Sleeper::Unknown,
+        }
     }
 
     fn is_idle(&self) -> bool {

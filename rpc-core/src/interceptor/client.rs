@@ -168,7 +168,11 @@ impl Around {
         }
         let items = method.has_streams().then(Arc::default);
         let Watch { begun, extensions, .. } = watch;
-        let begun = &*begun.insert(Begun { method, at: clock::now(), request_bytes, items });
+        let now = Begun { method, at: clock::now(), request_bytes, items };
+        debug_assert!(begun.is_none(), "a call begins once");
+        // There is nothing to drop.
+        std::mem::forget(begun.take());
+        let begun = &*begun.insert(now);
         let mut call = Outbound { begun, metadata, deadline, extensions };
         let mut others = self.chain.iter();
         while let Some(interceptor) = others.next() {
@@ -245,7 +249,7 @@ fn replace(
     method: &'static MethodDescriptor,
 ) {
     if let Some(status) = panicked.take() {
-        *found = CallOutcome::Failed(status.of_call(method));
+        *found = Some(Err(status.of_call(method)));
     }
 }
 
@@ -320,7 +324,7 @@ mod tests {
         around.begin(&mut watch, method, &mut metadata, &mut deadline, 0).unwrap();
         assert!(watch.has_begun(), "attempts are part of it");
         assert_eq!(metadata.text("tenant"), Some("blue"));
-        around.end(&mut watch, method, &mut CallOutcome::Nothing);
+        around.end(&mut watch, method, &mut None);
         assert!(watch.is_empty(), "it is used again, for another call");
     }
 }

@@ -38,6 +38,7 @@ pub use self::client::{ClientInterceptor, Outbound};
 pub use self::server::{Inbound, ServerInterceptor};
 pub use crate::interceptor::extensions::Extensions;
 use crate::metadata::Metadata;
+use crate::service::ReplyKind;
 use crate::service::method::MethodDescriptor;
 use crate::service::reply::{CallOutcome, Reply};
 use crate::status::{Code, Status};
@@ -86,23 +87,20 @@ enum Found<'a> {
 impl<'a> Found<'a> {
     fn ending(self) -> Ending<'a> {
         match self {
-            Self::Reply(Reply::Ok(_)) | Self::Outcome(CallOutcome::Ok(_)) => Ending::Ok,
-            Self::Reply(Reply::UserError(_)) | Self::Outcome(CallOutcome::UserError(_)) => {
-                Ending::UserError
-            }
+            Self::Reply(Reply::Ok(_)) | Self::Outcome(Some(Ok((ReplyKind::Ok, _)))) => Ending::Ok,
+            Self::Reply(Reply::UserError(_))
+            | Self::Outcome(Some(Ok((ReplyKind::UserError, _)))) => Ending::UserError,
             Self::Status(status)
             | Self::Reply(Reply::Status(status))
-            | Self::Outcome(CallOutcome::Failed(status)) => Ending::Status(status),
-            Self::Cancelled | Self::Outcome(CallOutcome::Nothing) => Ending::Cancelled,
+            | Self::Outcome(Some(Err(status))) => Ending::Status(status),
+            Self::Cancelled | Self::Outcome(None) => Ending::Cancelled,
         }
     }
 
     fn body(self) -> Body<'a> {
         match self {
             Self::Reply(Reply::Ok(body) | Reply::UserError(body)) => Body::Sent(body),
-            Self::Outcome(CallOutcome::Ok(message) | CallOutcome::UserError(message)) => {
-                Body::Received(message)
-            }
+            Self::Outcome(Some(Ok((_, message)))) => Body::Received(message),
             _ => Body::None,
         }
     }

@@ -1,6 +1,7 @@
 //! A call of the peer as the server sees it, and what has become of it.
 
 use rpc_transport::engine::connection_key::ConnectionKey;
+use rpc_transport::message::outgoing::OutBuf;
 
 use crate::service::{MethodDescriptor, Reply};
 use crate::session::IncomingId;
@@ -22,7 +23,10 @@ pub(super) struct Call {
 impl Call {
     #[inline]
     pub(super) fn replied(self, reply: Reply) -> Done {
-        Done::Reply { call: self, reply }
+        match reply {
+            Reply::Ok(body) if !self.accepted => Done::Result { call: self, body: Some(body) },
+            reply => Done::Reply { call: self, reply },
+        }
     }
 
     pub(super) fn attach(self, handle: tokio::task::AbortHandle) -> Done {
@@ -37,6 +41,11 @@ impl Call {
 
 /// A result to be handed to the session under the lock.
 pub(super) enum Done {
+    /// Of a method whose signature was accepted before; nothing, once the session has it.
+    Result {
+        call: Call,
+        body: Option<OutBuf>,
+    },
     Reply {
         call: Call,
         reply: Reply,
@@ -50,6 +59,19 @@ pub(super) enum Done {
         call: Call,
         handle: tokio::task::AbortHandle,
     },
+}
+
+impl Done {
+    /// Leaves one that is done with in its place.
+    #[cold]
+    pub(super) fn take(&mut self) -> Self {
+        let (Self::Result { call, .. }
+        | Self::Reply { call, .. }
+        | Self::Uncounted { call, .. }
+        | Self::Attach { call, .. }) = self;
+        let nothing = Self::Result { call: *call, body: None };
+        std::mem::replace(self, nothing)
+    }
 }
 
 /// Whether the session has accepted a reply.

@@ -10,7 +10,9 @@
 //! 2. If a listener dies, the server shuts down in the same order, and the error names its address.
 
 mod acceptor;
+mod answering;
 mod around;
+mod asked;
 mod available_memory;
 mod call;
 mod config;

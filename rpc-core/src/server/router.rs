@@ -131,7 +131,7 @@ impl Route {
     }
 
     #[inline]
-    fn codec(&self, codec: u8) -> Result<Codec, Status> {
+    pub(super) fn codec(&self, codec: u8) -> Result<Codec, Status> {
         Codec::from_id(codec)
             .map_err(|error| Status::unimplemented(format!("{}: {error}", self.method.name)))
     }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::hash::{method_id, signature_hash};
 use super::schema::{Schema, Tracer};
-use crate::session::CallStreams;
+use crate::session::{CallHead, CallStreams};
 
 /// Describes a method to both sides. Lives in a `static` of the generated code.
 #[derive(Debug)]
@@ -47,6 +47,7 @@ pub struct MethodDescriptor {
     schema: OnceLock<Option<Schema>>,
     /// 0: not known yet.
     hash: AtomicU64,
+    head: OnceLock<CallHead>,
 }
 
 pub(super) static NEXT_INDEX: AtomicU32 = AtomicU32::new(1);
@@ -83,6 +84,7 @@ impl MethodDescriptor {
             trace: None,
             schema: OnceLock::new(),
             hash: AtomicU64::new(0),
+            head: OnceLock::new(),
         }
     }
 
@@ -158,6 +160,18 @@ impl MethodDescriptor {
             0 => self.find_hash(),
             hash => hash,
         }
+    }
+
+    /// What the headers of its calls have in common.
+    #[inline]
+    pub(crate) fn call_head(&'static self) -> &'static CallHead {
+        self.head.get_or_init(|| CallHead {
+            method: self.id,
+            method_index: self.dense_index(),
+            signature: self.checked_hash(),
+            no_cancel: self.no_cancel,
+            streams: self.streams,
+        })
     }
 
     /// Whether a caller with this hash may call. A caller that knows no contents of types, such as one

@@ -11,12 +11,14 @@
 //!    place, also when its `drop` panics.
 //! 3. A block is allocated with exactly the layout that [`block_layout`] gives for the future that it
 //!    is taken for, and freed once, with that layout. It has one owner: a [`PooledFuture`] or a list.
-//! 4. A block in a list has the size and alignment of the list's class; a list holds at most
-//!    `KEEP_COUNT` of them. Larger or more strictly aligned futures use the allocator directly.
+//! 4. A block in a list has the size and alignment of the list's class, and starts with its [`Link`]; a
+//!    list holds at most `KEEP_COUNT` of them. Larger or more strictly aligned futures use the
+//!    allocator directly.
+//! 5. A thread has blocks in its lists only while `AT_END` will free them.
 #![allow(unsafe_code, reason = "places futures into memory of its own and erases their types")]
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -30,31 +32,54 @@ const CLASS_ALIGN: usize = 16;
 /// Most blocks of one size that a thread keeps.
 const KEEP_COUNT: usize = 64;
 
-thread_local! {
-    static FREE: RefCell<Kept> = const { RefCell::new(Kept([const { Vec::new() }; CLASS_BYTES.len()])) };
+/// What a block in a list starts with.
+struct Link {
+    below: List,
+    /// Blocks below it.
+    count: usize,
 }
 
-/// Blocks for the next futures, by class.
-struct Kept([Vec<NonNull<u8>>; CLASS_BYTES.len()]);
+/// The block that was given back last.
+type List = Option<NonNull<Link>>;
 
-impl Drop for Kept {
+thread_local! {
+    // What has no destructor is reached without a look at whether that has run: so there is one beside it.
+    static FREE: [Cell<List>; CLASS_BYTES.len()] = const { [const { Cell::new(None) }; CLASS_BYTES.len()] };
+    /// `AT_END` is made, and has not run.
+    static IS_WATCHED: Cell<bool> = const { Cell::new(false) };
+    static AT_END: AtEnd = const { AtEnd };
+}
+
+/// Frees the blocks of a thread when that ends.
+struct AtEnd;
+
+impl Drop for AtEnd {
     fn drop(&mut self) {
-        for (class, list) in self.0.iter_mut().enumerate() {
-            for base in list.drain(..) {
-                // SAFETY: allocated with the layout of its class (invariant 4), and owned by the
-                // list, which is at its end (invariant 3).
+        IS_WATCHED.set(false);
+        for class in 0..CLASS_BYTES.len() {
+            while let Some(base) = pop(class) {
+                // SAFETY: allocated with the layout of its class (invariant 4), and nobody else has it
+                // (invariant 3).
                 unsafe { dealloc(base.as_ptr(), class_layout(class)) };
             }
         }
     }
 }
 
+#[inline]
+fn pop(class: usize) -> Option<NonNull<u8>> {
+    FREE.with(|free| {
+        let top = free[class].get()?;
+        // SAFETY: a block in a list starts with its link (invariant 4).
+        free[class].set(unsafe { top.as_ref() }.below);
+        Some(top.cast())
+    })
+}
+
 /// Memory for `wanted`, and the caller's own: from this thread's list if it has some.
 #[inline]
 fn take(wanted: Layout) -> NonNull<u8> {
-    let kept = class(wanted)
-        .and_then(|class| FREE.try_with(|free| free.borrow_mut().0[class].pop()).ok().flatten());
-    kept.unwrap_or_else(|| allocate(wanted))
+    class(wanted).and_then(pop).unwrap_or_else(|| allocate(wanted))
 }
 
 #[cold]
@@ -71,10 +96,8 @@ fn allocate(wanted: Layout) -> NonNull<u8> {
 /// It came from [`take`] for the same layout, and nobody uses it any more.
 #[inline]
 unsafe fn give_back(base: NonNull<u8>, wanted: Layout) {
-    // A thread that is being torn down has no list any more.
-    let is_kept = class(wanted).is_some_and(|class| {
-        FREE.try_with(|free| keep(&mut free.borrow_mut().0[class], base)).unwrap_or(false)
-    });
+    // SAFETY: nobody uses it, and it is of that class, as the same layout gives.
+    let is_kept = class(wanted).is_some_and(|class| unsafe { keep(class, base) });
     if !is_kept {
         // SAFETY: allocated by `allocate` with this layout, and no list has it (invariant 3).
         unsafe { dealloc(base.as_ptr(), block_layout(wanted)) };
@@ -82,23 +105,36 @@ unsafe fn give_back(base: NonNull<u8>, wanted: Layout) {
 }
 
 /// Whether the list took it.
+///
+/// # Safety
+/// It is a block of that class, and nobody uses it any more.
 #[inline]
-fn keep(list: &mut Vec<NonNull<u8>>, base: NonNull<u8>) -> bool {
-    if list.len() >= KEEP_COUNT {
+unsafe fn keep(class: usize, base: NonNull<u8>) -> bool {
+    if !IS_WATCHED.get() && !watch() {
         return false;
     }
-    if list.len() == list.capacity() {
-        make_room(list);
-    }
-    list.push(base);
-    true
+    FREE.with(|free| {
+        let below = free[class].get();
+        // SAFETY: a block in a list starts with its link (invariant 4).
+        let count = below.map_or(0, |below| unsafe { below.as_ref() }.count + 1);
+        if count >= KEEP_COUNT {
+            return false;
+        }
+        let base = base.cast::<Link>();
+        // SAFETY: a block of any class has room for a link, and is as aligned (`CLASS_ALIGN`).
+        unsafe { base.write(Link { below, count }) };
+        free[class].set(Some(base));
+        true
+    })
 }
 
-/// A list grows once, to its size.
+/// Has the lists of this thread emptied at its end. False: that is over.
 #[cold]
-fn make_room(list: &mut Vec<NonNull<u8>>) {
-    list.reserve_exact(KEEP_COUNT);
+fn watch() -> bool {
+    AT_END.try_with(|_| IS_WATCHED.set(true)).is_ok()
 }
+
+const _: () = assert!(size_of::<Link>() <= CLASS_BYTES[0] && align_of::<Link>() <= CLASS_ALIGN);
 
 /// Size and alignment of the block that holds `wanted`.
 #[inline]
@@ -205,6 +241,7 @@ impl<O> fmt::Debug for PooledFuture<O> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::future::{pending, poll_fn, ready};
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
@@ -233,7 +270,9 @@ mod tests {
     }
 
     fn kept() -> Vec<usize> {
-        FREE.with(|free| free.borrow().0.iter().map(Vec::len).collect())
+        // SAFETY: a block in a list starts with its link.
+        let count = |top: NonNull<Link>| unsafe { top.as_ref() }.count + 1;
+        FREE.with(|free| free.iter().map(|list| list.get().map_or(0, count)).collect())
     }
 
     /// A future of `N` bytes and more.

@@ -61,17 +61,8 @@ fn mark(body: &mut OutBuf, metadata: &Metadata) {
     body.prepend_marked(&encoded);
 }
 
-/// How a call ended, before its body is decoded.
-#[derive(Default)]
-pub(crate) enum CallOutcome {
-    #[default]
-    Nothing,
-    /// With a result.
-    Ok(Message),
-    /// With the method's own error.
-    UserError(Message),
-    Failed(Status),
-}
+/// How a call ended, before its body is decoded; `None`: it has not.
+pub(crate) type CallOutcome = Option<Result<(ReplyKind, Message), Status>>;
 
 /// A reply as a client sees it.
 #[non_exhaustive]

@@ -58,6 +58,51 @@ pub struct StartCall<'a> {
     pub streams: CallStreams,
 }
 
+/// The fields of a request's header, and those needed when its reply arrives, that all calls of a method have
+/// in common.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CallHead {
+    pub(crate) method: u32,
+    pub(crate) method_index: u32,
+    pub(crate) signature: u64,
+    pub(crate) no_cancel: bool,
+    pub(crate) streams: CallStreams,
+}
+
+/// What each call has of its own.
+#[derive(Debug)]
+pub(crate) struct CallOptions {
+    pub(crate) codec: u8,
+    pub(crate) deadline: Option<Deadline>,
+    pub(crate) when_full: WhenFull,
+    pub(crate) is_nested: bool,
+    /// Encoded; `None` is empty.
+    pub(crate) metadata: Option<OutBuf>,
+}
+
+impl CallOptions {
+    /// Length of the metadata, bytes.
+    #[inline]
+    pub(crate) fn metadata_bytes(&self) -> usize {
+        self.metadata.as_ref().map_or(0, |metadata| metadata.len())
+    }
+}
+
+impl StartCall<'_> {
+    /// The same, apart.
+    pub(super) fn apart(&self) -> (CallHead, CallOptions) {
+        let &Self { method, method_index, signature, codec, no_cancel, streams, .. } = self;
+        let &Self { deadline, when_full, is_nested, .. } = self;
+        let metadata = (!self.metadata.is_empty()).then(|| {
+            let mut metadata = OutBuf::new();
+            metadata.extend_from_slice(self.metadata);
+            metadata
+        });
+        let head = CallHead { method, method_index, signature, no_cancel, streams };
+        (head, CallOptions { codec, deadline, when_full, is_nested, metadata })
+    }
+}
+
 /// Names a call of this end, from `start` until its outcome was taken or it was cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CallId {
@@ -173,6 +218,15 @@ pub enum Failure {
     NoSuchCall,
     /// There was no memory for the answer, which has been dropped.
     NoMemory(BudgetExhausted),
+}
+
+/// Why a call gives no result now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoResult {
+    /// It has no outcome yet.
+    Pending,
+    /// Its outcome is none, or there are streams, which go with it: see `Session::take_outcome`.
+    Other,
 }
 
 /// A peer's answer.

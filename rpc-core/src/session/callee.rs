@@ -46,7 +46,7 @@ pub(super) struct StreamTail {
 impl<W, H> Session<W, H> {
     // Inlined, so that for the plain header of most requests the compiler drops the optional
     // blocks.
-    #[inline]
+    #[inline(always)]
     pub(super) fn on_request(
         &mut self,
         head: RequestHead,
@@ -218,6 +218,12 @@ impl<W, H> Session<W, H> {
         !self.notices.is_empty() || !self.requests.is_empty()
     }
 
+    /// Whether there is an event that is not a request.
+    #[inline]
+    pub(crate) fn has_notices(&self) -> bool {
+        !self.notices.is_empty()
+    }
+
     /// The next event that is not a request.
     #[inline]
     pub(crate) fn poll_notice(&mut self) -> Option<SessionEvent<W, H>> {
@@ -283,12 +289,24 @@ impl<W, H> Session<W, H> {
         if self.streams.live_incoming != 0 {
             return self.reply_stream(id, kind, body, false);
         }
-        self.reply_now(id, kind, body, false)
+        // Inlined here, where most of what it asks is known.
+        self.reply_inline(id, kind, body, false)
     }
 
     /// Answers a call whose items, if it has any, have all left.
-    #[inline]
+    #[inline(never)]
     pub(super) fn reply_now(
+        &mut self,
+        id: IncomingId,
+        kind: ReplyKind,
+        body: OutBuf,
+        is_reset: bool,
+    ) -> Result<(), Gone> {
+        self.reply_inline(id, kind, body, is_reset)
+    }
+
+    #[inline(always)]
+    fn reply_inline(
         &mut self,
         id: IncomingId,
         kind: ReplyKind,
@@ -329,7 +347,7 @@ impl<W, H> Session<W, H> {
 
     /// If the caller still waits, returns whether the signature was accepted with the call, and
     /// what its response says of streams. Otherwise queues the proof that the peer waits for.
-    #[inline]
+    #[inline(always)]
     fn end_handler(&mut self, id: WireId) -> Option<(bool, StreamTail)> {
         let tail = match self.streams.live_incoming {
             0 => StreamTail::default(),
@@ -371,7 +389,7 @@ impl<W, H> Session<W, H> {
         self.send_body(id, signature_accepted, kind, body, tail.items, tail.has_results);
     }
 
-    #[inline]
+    #[inline(always)]
     fn send_body(
         &mut self,
         id: WireId,

@@ -9,20 +9,20 @@
 //! 2. A cancel never overtakes its request: it is sent only once the link says that the request
 //!    cannot be taken back.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::WhenFull;
 
 use super::deadlines::micros;
-use super::outgoing::{CallHead, Failed, Stage, Timed};
+use super::outgoing::{Failed, Stage, Timed};
 use super::slots::Proof;
 use super::streams::{Idle, Key, Response};
 use super::transmit::{Control, Side, tag};
 use super::{
-    CallId, Deadline, Failure, NotStarted, Outcome, Revoke, Session, SessionError, SessionEvent,
-    StartCall, StartError, Timer, Transmit,
+    CallHead, CallId, CallOptions, Deadline, Failure, NoResult, NotStarted, Outcome, Revoke,
+    Session, SessionError, SessionEvent, StartCall, StartError, Timer, Transmit,
 };
 use crate::wire::{self, CallStreams, ResponseHead, WireId};
 
@@ -40,7 +40,8 @@ impl<W, H> Session<W, H> {
         waiter: Option<W>,
     ) -> Result<CallId, NotStarted> {
         let mut body = Some(body);
-        let started = self.start_from(&call, &mut body, waiter);
+        let (head, options) = call.apart();
+        let started = self.start_from(&head, &options, &mut body, waiter);
         started.map_err(|error| NotStarted { error, body: body.unwrap_or_default() })
     }
 
@@ -48,33 +49,24 @@ impl<W, H> Session<W, H> {
     #[inline]
     pub(crate) fn start_from(
         &mut self,
-        call: &StartCall<'_>,
+        head: &CallHead,
+        options: &CallOptions,
         body: &mut Option<OutBuf>,
         waiter: Option<W>,
     ) -> Result<CallId, StartError> {
-        self.may_start(call)?;
-        let waits_nested = call.is_nested && self.must_wait_nested()?;
-        let has_metadata = !call.metadata.is_empty();
-        if has_metadata && let Some(body) = body {
-            wire::prepend_metadata(body, call.metadata);
+        self.may_start(head, options)?;
+        let waits_nested = options.is_nested && self.must_wait_nested()?;
+        if let (Some(metadata), Some(body)) = (&options.metadata, &mut *body) {
+            wire::prepend_metadata(body, metadata);
         }
-        let head = CallHead {
-            method_index: call.method_index,
-            no_cancel: call.no_cancel,
-            method: call.method,
-            codec: call.codec,
-            has_metadata,
-            signature: call.signature,
-            streams: call.streams,
-        };
-        let id = self.calls.insert(head, body.take(), waiter);
+        let id = self.calls.insert(head, options, body.take(), waiter);
         if waits_nested {
             self.nested.push(id);
         }
-        if call.streams.any() {
-            self.open_outgoing(id, call);
+        if head.streams.any() {
+            self.open_outgoing(id, head.streams, options.deadline);
         }
-        if let Some(Deadline { at, now }) = call.deadline {
+        if let Some(Deadline { at, now }) = options.deadline {
             let key = self.deadlines.insert(at, now, Timer::Outgoing(id.index));
             self.calls.set_deadline(id, Timed { at, key });
         }
@@ -82,7 +74,7 @@ impl<W, H> Session<W, H> {
     }
 
     #[inline]
-    fn may_start(&self, call: &StartCall<'_>) -> Result<(), StartError> {
+    fn may_start(&self, head: &CallHead, options: &CallOptions) -> Result<(), StartError> {
         if self.closed.is_some() {
             return Err(StartError::Closed);
         }
@@ -98,16 +90,19 @@ impl<W, H> Session<W, H> {
         if self.calls.len() >= self.most_calls {
             return Err(StartError::TooManyCalls);
         }
-        if call.when_full == WhenFull::Refuse {
+        if options.when_full == WhenFull::Refuse {
             self.leaves_at_once()?;
         }
-        if call.metadata.len() > wire::MAX_METADATA_BYTES {
-            return Err(StartError::MetadataTooLong(call.metadata.len()));
+        if options.metadata_bytes() > wire::MAX_METADATA_BYTES {
+            return Err(StartError::MetadataTooLong(options.metadata_bytes()));
         }
-        if call.deadline.is_some_and(|deadline| deadline.at <= deadline.now) {
+        if options.deadline.is_some_and(|deadline| deadline.at <= deadline.now) {
             return Err(StartError::DeadlineExceeded);
         }
-        if call.streams == CallStreams::NONE { Ok(()) } else { self.may_start_streams(call) }
+        if head.streams == CallStreams::NONE {
+            return Ok(());
+        }
+        self.may_start_streams(head, options.deadline.is_some())
     }
 
     /// Whether one more call need not wait until another has ended.
@@ -124,11 +119,11 @@ impl<W, H> Session<W, H> {
     }
 
     #[cold]
-    fn may_start_streams(&self, call: &StartCall<'_>) -> Result<(), StartError> {
-        if call.no_cancel {
+    fn may_start_streams(&self, head: &CallHead, has_deadline: bool) -> Result<(), StartError> {
+        if head.no_cancel {
             return Err(StartError::NoCancelWithStreams);
         }
-        if call.streams.idle_deadline && (call.deadline.is_none() || !call.streams.any()) {
+        if head.streams.idle_deadline && (!has_deadline || !head.streams.any()) {
             return Err(StartError::IdleWithoutDeadline);
         }
         if !self.streams.are_offered() {
@@ -141,12 +136,12 @@ impl<W, H> Session<W, H> {
     }
 
     #[cold]
-    fn open_outgoing(&mut self, id: CallId, call: &StartCall<'_>) {
-        let idle = call.deadline.filter(|_| call.streams.idle_deadline).map(|deadline| Idle {
+    fn open_outgoing(&mut self, id: CallId, streams: CallStreams, deadline: Option<Deadline>) {
+        let idle = deadline.filter(|_| streams.idle_deadline).map(|deadline| Idle {
             period: deadline.at.saturating_duration_since(deadline.now),
             since: deadline.now,
         });
-        self.streams.insert(Key::Call(id.index), id.generation, None, call.streams, idle);
+        self.streams.insert(Key::Call(id.index), id.generation, None, streams, idle);
     }
 
     /// Takes a call's outcome, if it has one; the id then names nothing. A request that was never
@@ -161,6 +156,21 @@ impl<W, H> Session<W, H> {
             return self.take_stream_outcome(id, outcome);
         }
         outcome
+    }
+
+    /// Takes the outcome of a call if it is what nearly all are: a result, without streams. The id then
+    /// names nothing. Gives the method's dense index, too.
+    #[inline]
+    pub(crate) fn take_result(&mut self, id: CallId) -> Result<(Message, u32), NoResult> {
+        if self.streams.live_calls != 0 {
+            return Err(self.no_result(id));
+        }
+        self.calls.take_result(id)
+    }
+
+    #[cold]
+    fn no_result(&self, id: CallId) -> NoResult {
+        if self.has_outcome(id) { NoResult::Other } else { NoResult::Pending }
     }
 
     /// The call's streams go with its outcome.
@@ -238,9 +248,15 @@ impl<W, H> Session<W, H> {
         self.limits.max_incoming_calls == 0 && self.streams.live_calls == 0
     }
 
-    /// The waiter of a call that has no outcome yet, if one is easily found.
-    pub fn take_waiter(&mut self) -> Option<W> {
+    /// The waiter of a call that has no outcome yet, and that call, if one is easily found.
+    pub fn take_waiter(&mut self) -> Option<(CallId, W)> {
         self.calls.take_waiter()
+    }
+
+    /// Whether no call has a waiter that [`take_waiter`](Self::take_waiter) does not find. If not, it is not known.
+    #[must_use]
+    pub fn finds_all_waiters(&self) -> bool {
+        self.calls.looks_at_all()
     }
 
     /// Cancels a call. If the request never reached the wire it is taken back, and its slot is free
@@ -388,47 +404,51 @@ impl<W, H> Session<W, H> {
 
     #[inline]
     fn next_request(&mut self, now: impl FnOnce() -> Instant) -> Option<Transmit> {
-        let mut clock = Some(now);
-        let mut now = None;
+        let mut clock = Clock::Unread(now);
         while self.slots.has_room() {
             let ready = self.calls.next_unsent()?;
-            let streams = self.calls.head(ready.id.index).streams;
-            if streams.any() && self.peer.is_none() {
-                // Whether the peer speaks streams is not known yet.
-                return None;
-            }
             let mut remaining_micros = None;
-            if let Some(timed) = ready.deadline {
-                now = now.or_else(|| clock.take().map(|clock| clock()));
-                match remaining(timed.at, now) {
-                    0 => {
-                        self.fail(ready.id.index, Failure::DeadlineExceeded, true);
-                        self.check_drained();
-                        continue;
-                    }
-                    micros => remaining_micros = Some(micros),
+            if !ready.is_plain {
+                match self.look_at(ready.id, &mut clock) {
+                    Look::Send(remaining) => remaining_micros = remaining,
+                    Look::Failed => continue,
+                    Look::Wait => return None,
                 }
             }
-            return self.send_request(ready.id, ready.deadline, remaining_micros);
+            return self.send_request(ready.id, remaining_micros);
         }
         None
     }
 
+    /// What to do with a request that has a deadline or streams.
+    #[cold]
+    fn look_at<F: FnOnce() -> Instant>(&mut self, id: CallId, clock: &mut Clock<F>) -> Look {
+        if self.calls.head(id.index).streams.any() && self.peer.is_none() {
+            // Whether the peer speaks streams is not known yet.
+            return Look::Wait;
+        }
+        let Some(timed) = self.calls.deadline(id.index) else { return Look::Send(None) };
+        match micros(timed.at.saturating_duration_since(clock.read())) {
+            0 => {
+                self.fail(id.index, Failure::DeadlineExceeded, true);
+                self.check_drained();
+                Look::Failed
+            }
+            micros => Look::Send(Some(micros)),
+        }
+    }
+
     #[inline]
-    fn send_request(
-        &mut self,
-        call: CallId,
-        deadline: Option<Timed>,
-        remaining_micros: Option<u64>,
-    ) -> Option<Transmit> {
+    fn send_request(&mut self, call: CallId, remaining_micros: Option<u64>) -> Option<Transmit> {
         let id = self.slots.take(call.index)?;
-        let accepted = self.accepted_by_peer.contains(self.calls.head(call.index).method_index);
-        let (frame, detached) = self.calls.send(call, id, remaining_micros, accepted)?;
+        let (frame, detached) =
+            self.calls.send(call, id, remaining_micros, &self.accepted_by_peer)?;
         if self.streams.live_calls != 0 {
             self.stream_request_left(call.index, id, &frame);
         }
         if detached {
             self.slots.abandon(id.slot, false);
+            let deadline = self.calls.free_detached(call.index);
             self.remove_deadline(deadline);
         }
         Some(Transmit { urgent: false, tag: tag(Side::Request, id), frame })
@@ -447,7 +467,7 @@ impl<W, H> Session<W, H> {
 
 /// Responses, and deadlines that passed without one.
 impl<W, H> Session<W, H> {
-    #[inline]
+    #[inline(always)]
     pub(super) fn on_response(
         &mut self,
         head: ResponseHead,
@@ -481,7 +501,7 @@ impl<W, H> Session<W, H> {
     }
 
     /// A response whose items are all here.
-    #[inline]
+    #[inline(always)]
     pub(super) fn settle_response(
         &mut self,
         head: ResponseHead,
@@ -530,8 +550,31 @@ impl<W, H> Session<W, H> {
     }
 }
 
-/// Time left for the wire, µs: 0 when the deadline has passed.
-fn remaining(at: Instant, now: Option<Instant>) -> u64 {
-    let left = now.map_or(Duration::ZERO, |now| at.saturating_duration_since(now));
-    micros(left)
+/// What to do with a request that waits to be sent.
+enum Look {
+    /// It leaves, with so many microseconds left for it.
+    Send(Option<u64>),
+    /// Its deadline has passed.
+    Failed,
+    /// It waits on, and all behind it.
+    Wait,
+}
+
+/// A clock that is read once at most.
+enum Clock<F> {
+    Unread(F),
+    Read(Instant),
+    Reading,
+}
+
+impl<F: FnOnce() -> Instant> Clock<F> {
+    fn read(&mut self) -> Instant {
+        let now = match std::mem::replace(self, Self::Reading) {
+            Self::Unread(clock) => clock(),
+            Self::Read(now) => now,
+            Self::Reading => unreachable!("a clock does not look at itself"),
+        };
+        *self = Self::Read(now);
+        now
+    }
 }

@@ -95,7 +95,7 @@ impl<H> IncomingCalls<H> {
     ///
     /// # Errors
     /// The slot is out of range or in use, or the generation is that of the previous call.
-    #[inline]
+    #[inline(always)]
     pub(super) fn admit(&mut self, head: &RequestHead) -> Result<(), SessionError> {
         let WireId { slot, generation } = head.id;
         if slot as usize >= self.entries.len() {
@@ -247,15 +247,15 @@ impl<H> IncomingCalls<H> {
     pub(super) fn end(&mut self, id: WireId) -> Ended {
         let Some(entry) = self.find(id) else { return Ended::Nothing };
         let ended = match entry.stage {
-            Stage::Free | Stage::Answered => return Ended::Nothing,
             Stage::Arrived | Stage::Running(_) => {
                 Ended::Reply { signature_accepted: entry.signature_accepted }
             }
-            Stage::Stopping { cancelled: true } => Ended::Cancelled,
-            Stage::Stopping { cancelled: false } => Ended::DeadlineExceeded,
+            _ => ended_rarely(&entry.stage),
         };
-        entry.stage = Stage::Answered;
-        self.in_flight -= 1;
+        if ended != Ended::Nothing {
+            entry.stage = Stage::Answered;
+            self.in_flight -= 1;
+        }
         ended
     }
 
@@ -279,5 +279,14 @@ impl<H> IncomingCalls<H> {
                 }
             }
         })
+    }
+}
+
+#[cold]
+fn ended_rarely<H>(stage: &Stage<H>) -> Ended {
+    match stage {
+        Stage::Stopping { cancelled: true } => Ended::Cancelled,
+        Stage::Stopping { cancelled: false } => Ended::DeadlineExceeded,
+        Stage::Free | Stage::Answered | Stage::Arrived | Stage::Running(_) => Ended::Nothing,
     }
 }

@@ -50,6 +50,7 @@ pub use self::call::{
     Answer, CallId, Deadline, Event, Failure, Gone, Incoming, IncomingId, NotStarted, Outcome,
     Reply, Revoked, Role, StartCall, StartError, Transmit,
 };
+pub(crate) use self::call::{CallHead, CallOptions, NoResult};
 pub use self::error::SessionError;
 pub use self::limits::SessionLimits;
 pub use self::slots::INITIAL_CALLS;
@@ -225,11 +226,14 @@ impl<W, H> Session<W, H> {
             return Ok(());
         }
         // Fast path: nearly every message is a plain request or a plain response.
-        if self.peer.is_some() && message.is_plain() {
-            if let Some(head) = wire::plain_response(&message) {
+        if self.peer.is_some()
+            && message.is_plain()
+            && let Some(words) = wire::Words::of(&message)
+        {
+            if let Some(head) = words.response() {
                 return self.on_response(head, wire::HEADER_BYTES, message);
             }
-            if let Some(head) = wire::plain_request(&message) {
+            if let Some(head) = words.request() {
                 let head_bytes = wire::HEADER_BYTES;
                 let bytes = RequestBytes { head_bytes, metadata_bytes: 0, message };
                 return self.on_request(head, bytes, now);
@@ -265,6 +269,7 @@ impl<W, H> Session<W, H> {
         }
     }
 
+    #[cold]
     fn on_parsed(
         &mut self,
         message: Message,

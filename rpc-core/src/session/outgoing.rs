@@ -16,9 +16,10 @@ use std::time::Instant;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 
-use super::call::{CallId, Failure, Outcome, Reply};
+use super::call::{CallHead, CallId, CallOptions, Failure, NoResult, Outcome, Reply};
 use super::deadlines::TimerKey;
-use crate::wire::{self, CallStreams, ReplyKind, RequestHead, WireId};
+use super::signatures::AcceptedByPeer;
+use crate::wire::{self, ReplyKind, RequestHead, WireId};
 
 /// Stale ids that the queue may hold before it is cleaned.
 const STALE_SLACK: usize = 64;
@@ -50,24 +51,14 @@ pub(super) enum Stage {
     },
 }
 
-/// The fields of a request's header, and those needed when its reply arrives.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct CallHead {
-    pub(super) method: u32,
-    pub(super) method_index: u32,
-    pub(super) signature: u64,
-    pub(super) codec: u8,
-    pub(super) no_cancel: bool,
-    pub(super) has_metadata: bool,
-    pub(super) streams: CallStreams,
-}
-
 /// Request and reply are kept beside the stage, not in it, so that each is moved once in and once
 /// out: a small call spends most of its time on such moves.
 #[derive(Debug)]
 struct Call<W> {
     generation: u32,
     detached: bool,
+    codec: u8,
+    has_metadata: bool,
     head: CallHead,
     stage: Stage,
     deadline: Option<Timed>,
@@ -77,6 +68,14 @@ struct Call<W> {
 }
 
 impl<W> Call<W> {
+    /// The next call in its place has another id.
+    #[inline]
+    fn free(&mut self) {
+        self.stage = Stage::Free;
+        self.detached = false;
+        self.generation = self.generation.wrapping_add(1);
+    }
+
     /// Whether it failed for a reason that another connection need not share, before the peer could
     /// see it: its request is kept for whoever takes the outcome.
     fn is_to_be_sent_again(&self) -> bool {
@@ -91,7 +90,8 @@ impl<W> Call<W> {
 /// A call that may be sent now.
 pub(super) struct Ready {
     pub(super) id: CallId,
-    pub(super) deadline: Option<Timed>,
+    /// It has neither a deadline nor streams.
+    pub(super) is_plain: bool,
 }
 
 /// The stage of a call when it was taken out of the table.
@@ -143,19 +143,24 @@ impl<W> Calls<W> {
     #[inline]
     pub(super) fn insert(
         &mut self,
-        head: CallHead,
+        head: &CallHead,
+        options: &CallOptions,
         request: Option<OutBuf>,
         waiter: Option<W>,
     ) -> CallId {
         let index = match self.free.pop() {
             Some(index) => index,
-            None => self.make(head),
+            None => self.make(*head),
         };
         let call = &mut self.calls[index as usize];
-        call.request = request;
-        call.head = head;
-        call.waiter = waiter;
+        call.head = *head;
+        call.codec = options.codec;
+        call.has_metadata = options.metadata.is_some();
         call.stage = Stage::Unsent;
+        debug_assert!(call.request.is_none() && call.waiter.is_none(), "its place is free");
+        // There is nothing to drop.
+        std::mem::forget(std::mem::replace(&mut call.request, request));
+        std::mem::forget(std::mem::replace(&mut call.waiter, waiter));
         let id = CallId { index, generation: call.generation };
         self.unsent.push_back(id);
         self.unsent_live += 1;
@@ -167,6 +172,8 @@ impl<W> Calls<W> {
         self.calls.push(Call {
             generation: 1,
             detached: false,
+            codec: 0,
+            has_metadata: false,
             head,
             stage: Stage::Free,
             deadline: None,
@@ -190,8 +197,8 @@ impl<W> Calls<W> {
     #[inline]
     pub(super) fn next_unsent(&mut self) -> Option<Ready> {
         while let Some(&id) = self.unsent.front() {
-            if let Some(Call { stage: Stage::Unsent, deadline, .. }) = self.find(id) {
-                return Some(Ready { id, deadline: *deadline });
+            if let Some(Call { stage: Stage::Unsent, deadline, head, .. }) = self.find(id) {
+                return Some(Ready { id, is_plain: deadline.is_none() && !head.streams.any() });
             }
             self.unsent.pop_front();
         }
@@ -199,38 +206,42 @@ impl<W> Calls<W> {
     }
 
     /// Takes the request of the call that [`next_unsent`](Self::next_unsent) named, with its header
-    /// in front, and says whether the call is detached. A detached call is then out of the table,
-    /// and the caller must remove its deadline.
+    /// in front, and says whether the call is detached: then the caller must free it.
     #[inline]
     pub(super) fn send(
         &mut self,
         call: CallId,
         id: WireId,
         remaining_micros: Option<u64>,
-        signature_accepted: bool,
+        accepted: &AcceptedByPeer,
     ) -> Option<(OutBuf, bool)> {
         self.unsent.pop_front();
         self.unsent_live -= 1;
-        let Call { stage, request, detached, head, .. } = &mut self.calls[call.index as usize];
-        let (detached, has_metadata) = (*detached, head.has_metadata);
+        let Call { stage, request, detached, head, codec, has_metadata, .. } =
+            &mut self.calls[call.index as usize];
         *stage = Stage::Sent(id.slot);
+        let mut frame = request.take()?;
+        let is_accepted = accepted.contains(head.method_index);
         let head = RequestHead {
             id,
             method: head.method,
-            codec: head.codec,
+            codec: *codec,
             no_cancel: head.no_cancel,
             remaining_micros,
-            signature: if signature_accepted { None } else { Some(head.signature) },
-            has_parts: request.as_ref().is_some_and(|request| request.tail_len() != 0),
+            signature: if is_accepted { None } else { Some(head.signature) },
+            has_parts: frame.tail_len() != 0,
             streams: head.streams,
         };
-        let mut frame = request.take()?;
-        wire::prepend_request(&mut frame, &head, has_metadata);
-        if detached {
-            self.calls[call.index as usize].deadline = None;
-            self.free(call.index);
-        }
-        Some((frame, detached))
+        wire::prepend_request(&mut frame, &head, *has_metadata);
+        Some((frame, *detached))
+    }
+
+    /// A detached call was sent, and is out of the table. Gives its deadline, to be removed.
+    #[cold]
+    pub(super) fn free_detached(&mut self, index: u32) -> Option<Timed> {
+        let deadline = self.calls[index as usize].deadline.take();
+        self.free(index);
+        deadline
     }
 
     #[inline]
@@ -241,6 +252,10 @@ impl<W> Calls<W> {
     #[inline]
     fn find_mut(&mut self, id: CallId) -> Option<&mut Call<W>> {
         self.calls.get_mut(id.index as usize).filter(|call| call.generation == id.generation)
+    }
+
+    pub(super) fn deadline(&self, index: u32) -> Option<Timed> {
+        self.calls[index as usize].deadline
     }
 
     #[inline]
@@ -286,8 +301,16 @@ impl<W> Calls<W> {
 
     /// The waiter of a call that has no outcome yet, if it is among the first in the table: that never
     /// shrinks, and mostly they are.
-    pub(super) fn take_waiter(&mut self) -> Option<W> {
-        self.calls.iter_mut().take(LOOKED_AT).find_map(|call| call.waiter.take())
+    pub(super) fn take_waiter(&mut self) -> Option<(CallId, W)> {
+        (0..).zip(&mut self.calls).take(LOOKED_AT).find_map(|(index, call)| {
+            let id = CallId { index, generation: call.generation };
+            call.waiter.take().map(|waiter| (id, waiter))
+        })
+    }
+
+    /// Whether [`take_waiter`](Self::take_waiter) looks at all of them.
+    pub(super) fn looks_at_all(&self) -> bool {
+        self.calls.len() <= LOOKED_AT
     }
 
     /// Takes the request of a call that failed before the peer could see it.
@@ -324,9 +347,26 @@ impl<W> Calls<W> {
         Some(outcome)
     }
 
+    /// The same, if it is a result. Gives the method's dense index, too.
+    #[inline]
+    pub(super) fn take_result(&mut self, id: CallId) -> Result<(Message, u32), NoResult> {
+        let Some(call) = self.find_mut(id) else { return Err(NoResult::Other) };
+        if !matches!(call.stage, Stage::Replied(ReplyKind::Ok)) {
+            return Err(match call.stage {
+                Stage::Unsent | Stage::Sent(_) => NoResult::Pending,
+                _ => NoResult::Other,
+            });
+        }
+        let reply = call.reply.take().ok_or(NoResult::Other)?;
+        let method_index = call.head.method_index;
+        call.free();
+        self.free.push(id.index);
+        Ok((reply, method_index))
+    }
+
     /// Stores the reply to a sent call, without its header. Returns the call's deadline, to be
     /// removed, and its waiter, to be woken.
-    #[inline]
+    #[inline(always)]
     pub(super) fn reply(
         &mut self,
         index: u32,
@@ -334,8 +374,9 @@ impl<W> Calls<W> {
         reply: Message,
     ) -> (Option<Timed>, Option<W>) {
         let call = &mut self.calls[index as usize];
-        call.reply = Some(reply);
         call.stage = Stage::Replied(kind);
+        debug_assert!(call.reply.is_none(), "a call has one reply");
+        std::mem::forget(call.reply.replace(reply));
         (call.deadline.take(), call.waiter.take())
     }
 
@@ -397,10 +438,7 @@ impl<W> Calls<W> {
 
     #[inline]
     fn free(&mut self, index: u32) {
-        let call = &mut self.calls[index as usize];
-        call.stage = Stage::Free;
-        call.detached = false;
-        call.generation = call.generation.wrapping_add(1);
+        self.calls[index as usize].free();
         self.free.push(index);
     }
 
@@ -417,24 +455,32 @@ impl<W> Calls<W> {
 
 #[cfg(test)]
 mod tests {
+    use rpc_transport::protocol::config::WhenFull;
+
     use super::*;
+    use crate::wire::CallStreams;
 
     const HEAD: CallHead = CallHead {
         method: 1,
         method_index: 0,
         signature: 0,
-        codec: 0,
         no_cancel: false,
-        has_metadata: false,
         streams: CallStreams::NONE,
+    };
+    const OPTIONS: CallOptions = CallOptions {
+        codec: 0,
+        deadline: None,
+        when_full: WhenFull::Wait,
+        is_nested: false,
+        metadata: None,
     };
 
     #[test]
     fn removed_calls_do_not_gather_in_the_queue() {
         let mut calls: Calls<()> = Calls::new();
-        let kept = calls.insert(HEAD, Some(OutBuf::new()), None);
+        let kept = calls.insert(&HEAD, &OPTIONS, Some(OutBuf::new()), None);
         for _ in 0..1000 {
-            let id = calls.insert(HEAD, Some(OutBuf::new()), None);
+            let id = calls.insert(&HEAD, &OPTIONS, Some(OutBuf::new()), None);
             assert!(calls.remove(id).is_some());
             assert!(calls.unsent.len() <= 2 * calls.unsent_live + STALE_SLACK + 1);
         }
@@ -445,11 +491,26 @@ mod tests {
     #[test]
     fn an_old_id_never_finds_a_new_call() {
         let mut calls: Calls<()> = Calls::new();
-        let old = calls.insert(HEAD, Some(OutBuf::new()), None);
+        let old = calls.insert(&HEAD, &OPTIONS, Some(OutBuf::new()), None);
         calls.remove(old);
-        let new = calls.insert(HEAD, Some(OutBuf::new()), None);
+        let new = calls.insert(&HEAD, &OPTIONS, Some(OutBuf::new()), None);
         assert_eq!(old.index, new.index);
         assert!(!calls.contains(old) && calls.remove(old).is_none() && calls.contains(new));
         assert_eq!(calls.set_waiter(old, ()), Some(()));
+    }
+
+    #[test]
+    fn where_not_all_calls_are_looked_at_that_is_told() {
+        let mut calls: Calls<usize> = Calls::new();
+        for number in 0..=LOOKED_AT {
+            assert!(calls.looks_at_all());
+            let id = calls.insert(&HEAD, &OPTIONS, Some(OutBuf::new()), None);
+            assert_eq!(calls.set_waiter(id, number), None);
+        }
+        assert!(!calls.looks_at_all());
+        for number in 0..LOOKED_AT {
+            assert_eq!(calls.take_waiter().map(|(_, waiter)| waiter), Some(number));
+        }
+        assert_eq!(calls.take_waiter(), None);
     }
 }

@@ -24,6 +24,7 @@ use rpc_transport::message::outgoing::OutBuf;
 
 pub use self::error::WireError;
 pub use self::parts::{Part, Parts, prepend_parts};
+pub(crate) use self::plain::Words;
 pub use self::plain::{plain_request, plain_response};
 pub use self::stream::{credit, half_close, opened, prepend_item, reset, stop};
 pub use self::types::{
@@ -475,7 +476,7 @@ pub fn prepend_request(body: &mut OutBuf, head: &RequestHead, has_metadata: bool
 
 /// Puts a response's header in front of its metadata, PARTS block and body. For a status with
 /// details the body is the details, then the text.
-#[inline]
+#[inline(always)]
 pub fn prepend_response(body: &mut OutBuf, head: &ResponseHead) {
     let mut flags = if head.signature_accepted { response_flag::ACCEPTED } else { 0 };
     if head.has_parts {

@@ -522,7 +522,9 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
 pub(crate) const NO_SRQ: &str = "the completion queue has none";
 pub(crate) const SRQ_IN_USE: &str = "queue pairs use it";
 
-/// Default implementation of [`CompletionQueue::post_send_inline`]: a list of one WR.
+/// Default implementation of [`CompletionQueue::post_send_inline`]: a list of one WR. Never inlined, as it
+/// is the slow path of others.
+#[inline(never)]
 pub(crate) fn post_inline_listed<Q: CompletionQueue + ?Sized>(
     cq: &mut Q,
     qp: QpHandle,

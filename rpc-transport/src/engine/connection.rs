@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! 1. Every RECV of the window is posted while the connection is up and no run of its completions is being
-//!    handled, and whenever something is sent. One extra RECV is posted, so that reposting the last one can
+//!    handled, and whenever credits are granted. One extra RECV is posted, so that reposting the last one can
 //!    wait until the reply has been sent. A buffer is lent to a
 //!    message only when another one takes its place.
 //! 2. A failed or closed connection goes to ERR once, and its QP is destroyed when all posted WRs
@@ -23,6 +23,9 @@
 //!    take long.
 //! 8. User values (bodies, owners, wakers) are never dropped in here: they are [`Deferred`] until
 //!    the lock is released.
+//! 9. A connection *at rest* is up, and nothing is to be done for it but to send what its protocol and an Ack
+//!    may have, to collect actions, and to look at deadlines. Whoever changes that says so: the shard by marking
+//!    it dirty, what is received, and what is revoked. Plain messages change nothing.
 
 mod deadlines;
 mod ending;
@@ -45,6 +48,7 @@ pub(crate) use self::recv_buffers::{
 };
 pub(crate) use self::send_buffers::{FIRST as FIRST_SEND_BUFFERS, SendBuffers};
 pub(crate) use self::send_path::SendPath;
+use self::send_path::ring_for;
 pub(crate) use self::window::repost_shared;
 use crate::connect::error::CloseCause;
 use crate::device::{Completion, CompletionQueue, PeerIdentity, QpHandle, Ring, Status};
@@ -100,6 +104,8 @@ pub(crate) struct Connection<P: Protocol> {
     registered_deadline: Option<Instant>,
     pressing: Pressing,
     unfinished: bool,
+    /// Invariant 9.
+    is_at_rest: bool,
     /// Bytes that were written to the peer and not taken since.
     written: u64,
     /// The next pump may write a slice of a large message even if small ones are sent.
@@ -140,6 +146,7 @@ impl<P: Protocol> Connection<P> {
             registered_deadline: None,
             pressing: Pressing::Nothing,
             unfinished: false,
+            is_at_rest: false,
             written: 0,
             turn: false,
             told_waiting: false,
@@ -228,11 +235,8 @@ impl<P: Protocol> Connection<P> {
     #[inline]
     pub(crate) fn with_revoke<R>(&mut self, step: impl FnOnce(&mut P, Revoke<'_>) -> R) -> R {
         let (link, deferred) = (&mut self.link, &mut self.deferred);
-        let mut keep = |body| deferred.push(Deferred::Body { _body: Box::new(body) });
-        step(&mut self.protocol, &mut |tag| match link {
-            Some(link) => link.revoke(tag).without_message(&mut keep),
-            None => Revoked::TooLate,
-        })
+        self.is_at_rest = false;
+        step(&mut self.protocol, &mut |tag| revoke(link, deferred, tag))
     }
 
     /// Posts one RECV.
@@ -254,6 +258,7 @@ impl<P: Protocol> Connection<P> {
         let Some(queue_pair) = &mut self.queue_pair else { return };
         let (sequence, token) = split_wr_id(completion.wr_id);
         queue_pair.retire(sequence, &mut self.deferred);
+        self.is_at_rest &= self.deferred.is_empty();
         if matches!(queue_pair.phase, Phase::Draining { .. }) {
             return;
         }
@@ -272,44 +277,62 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
-    /// Sends all that may be sent now, with doorbells by `ring`. `Some` if the QP was destroyed:
-    /// whether all its WRs had been flushed.
-    pub(crate) fn pump(
-        &mut self,
-        cq: &mut dyn CompletionQueue,
-        ring: Ring,
-        now: Instant,
-    ) -> Option<bool> {
+    /// Sends all that may be sent now, with doorbells by `ring`. If it is not at rest then,
+    /// [`Connection::end_pump`] is to follow.
+    #[inline]
+    pub(crate) fn pump(&mut self, cq: &mut dyn CompletionQueue, ring: Ring) {
         if let Err(cause) = self.try_transmit(cq, ring) {
             self.fail(cq, &cause);
         }
+    }
+
+    /// What follows a pump. `Some` if the QP was destroyed: whether all its WRs had been flushed.
+    pub(crate) fn end_pump(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
         if let Some(link) = &mut self.link {
             take_freed(link, &mut self.deferred);
         }
         self.finish_drain(cq, now)
     }
 
-    /// Whether the connection is up and has nothing to send.
+    /// Something has happened that is more than messages (invariant 9).
     #[inline]
-    fn has_nothing_to_pump(&mut self) -> bool {
-        let (Some(queue_pair), Some(link)) = (&self.queue_pair, &mut self.link) else {
+    pub(crate) fn disturb(&mut self) {
+        self.is_at_rest = false;
+    }
+
+    #[inline]
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.is_at_rest
+    }
+
+    /// A pump has ended, and the shard has taken what it had for it: all that there was to be done may be done.
+    #[inline(never)]
+    pub(crate) fn come_to_rest(&mut self) {
+        self.is_at_rest = self.may_rest();
+    }
+
+    /// Whether there is nothing to be done (invariant 9).
+    fn may_rest(&self) -> bool {
+        let (Some(queue_pair), Some(link)) = (&self.queue_pair, &self.link) else {
             return false;
         };
         queue_pair.phase == Phase::Up
             && self.closing.is_none()
-            && !self.protocol.may_transmit()
-            && !self.protocol.wants_waiting()
-            && link.has_nothing_to_transmit()
-            && link.wanted_arena().is_none()
+            && link.is_at_rest()
             && !self.told_waiting
+            && !self.unfinished
+            && !self.turn
+            && self.written == 0
+            && self.deferred.is_empty()
     }
 
-    /// Fast path: whether a received message needs no pump, only its actions to be run, as most do.
+    /// Whether a received message needs no pump, only its actions to be run, as most do.
     #[inline]
     pub(crate) fn is_settled(&mut self) -> bool {
-        self.has_nothing_to_pump()
-            && !self.unfinished
-            && self.deferred.is_empty()
+        self.is_at_rest
+            && !self.protocol.may_transmit()
+            && !self.protocol.wants_waiting()
+            && self.link.as_ref().is_some_and(|link| !link.has_returns() && !link.is_ack_due())
             && (self.warm || !self.owes_idle_ack())
             && self.is_deadline_registered()
     }
@@ -336,19 +359,18 @@ impl<P: Protocol> Connection<P> {
         self.unfinished
     }
 
+    #[inline]
     fn try_transmit(&mut self, cq: &mut dyn CompletionQueue, ring: Ring) -> Result<(), CloseCause> {
-        self.unfinished = false;
+        debug_assert!(!self.is_at_rest || self.may_rest(), "invariant 9");
+        if !self.is_at_rest && !self.begin_pump()? {
+            return Ok(());
+        }
         let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
             return Ok(());
         };
-        if queue_pair.phase != Phase::Up {
-            return Ok(());
-        }
-        if let Some(bytes) = link.wanted_arena() {
-            grow_arena(link, self.poster.domain(), &self.budget, bytes)?;
-        }
-        let (mut queued, mut posted, mut sent_small) = (false, false, false);
-        let mut is_clear = link.is_clear();
+        // Whether a message was queued, one was posted, and one whose doorbell is left to the next.
+        let (mut queued, mut sent_small, mut unrung) = (false, false, false);
+        let mut is_clear = (self.is_at_rest && !link.has_returns()) || link.is_clear();
         let mut has_more = self.protocol.may_transmit();
         while has_more
             && let Some(Submission { lane, tag, mut frame }) = self.protocol.poll_transmit()
@@ -358,7 +380,7 @@ impl<P: Protocol> Connection<P> {
             if is_clear && let Some(stamped) = link.stamp_now(lane, &mut frame) {
                 let ring = if has_more { Ring::WithNext } else { ring };
                 self.poster.post_whole(cq, queue_pair, &frame, stamped, ring)?;
-                (posted, sent_small) = (true, true);
+                (sent_small, unrung) = (true, has_more);
                 continue;
             }
             is_clear = false;
@@ -370,9 +392,68 @@ impl<P: Protocol> Connection<P> {
                 }
             }
         }
-        let has_left = !is_clear || link.is_ack_due();
-        let mut turn = std::mem::take(&mut self.turn);
-        while has_left && !queue_pair.send_buffers.are_out() {
+        self.is_at_rest &= is_clear;
+        if !is_clear || link.is_ack_due() {
+            unrung |= self.transmit_rest(cq, sent_small)?;
+            // That has looked at what is given back, also for an Ack; and there may be no credit to tell of it.
+            self.is_at_rest = self.is_at_rest && self.link.as_ref().is_some_and(Link::is_at_rest);
+        }
+        if unrung {
+            // The rest of this visit need not delay the doorbell.
+            ring_for(cq, ring);
+        }
+        if !self.is_at_rest || self.protocol.wants_waiting() {
+            self.end_transmit(cq, queued)?;
+        }
+        Ok(())
+    }
+
+    /// The first of what a connection needs that is not at rest. False: it is not up.
+    #[inline(never)]
+    fn begin_pump(&mut self) -> Result<bool, CloseCause> {
+        self.unfinished = false;
+        let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
+            return Ok(false);
+        };
+        if queue_pair.phase != Phase::Up {
+            return Ok(false);
+        }
+        if let Some(bytes) = link.wanted_arena() {
+            grow_arena(link, self.poster.domain(), &self.budget, bytes)?;
+        }
+        Ok(true)
+    }
+
+    /// The last of it.
+    #[inline(never)]
+    fn end_transmit(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        queued: bool,
+    ) -> Result<(), CloseCause> {
+        self.turn = false;
+        if queued || self.told_waiting || self.protocol.wants_waiting() {
+            self.tell_waiting(queued)?;
+        }
+        if self.closing.is_some() {
+            self.advance_close(cq)?;
+        }
+        Ok(())
+    }
+
+    /// Sends what the link has queued, and an Ack that is due. Returns whether anything was posted.
+    // Apart, as most messages are posted as they come, and the loop over these is short.
+    #[inline(never)]
+    fn transmit_rest(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        mut sent_small: bool,
+    ) -> Result<bool, CloseCause> {
+        let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
+            return Ok(false);
+        };
+        let (mut posted, mut turn) = (false, self.turn);
+        while !queue_pair.send_buffers.are_out() {
             link.set_turn(turn);
             let Some(transmit) = link.poll_transmit() else {
                 if let Some(bytes) = link.wanted_staging()
@@ -401,25 +482,20 @@ impl<P: Protocol> Connection<P> {
             }
             sent_small |= !is_written;
         }
-        self.unfinished |= has_left && link.awaits_turn();
-        if posted {
-            // The rest of this visit need not delay the doorbell.
-            match ring {
-                Ring::Soon => cq.flush_soon(),
-                Ring::Now | Ring::WithNext => cq.flush(),
-            }
-        }
-        if queued || self.told_waiting || self.protocol.wants_waiting() {
-            let waiting = link.waiting();
-            self.told_waiting = waiting.total_bytes() > 0;
-            self.protocol.on_waiting(waiting);
-        }
+        self.unfinished |= link.awaits_turn();
+        Ok(posted)
+    }
+
+    /// Tells the protocol what waits to be sent, as far as it is not too much.
+    fn tell_waiting(&mut self, queued: bool) -> Result<(), CloseCause> {
+        let Some(link) = &self.link else { return Ok(()) };
+        let waiting = link.waiting();
+        self.told_waiting = waiting.total_bytes() > 0;
+        self.is_at_rest &= !self.told_waiting;
+        self.protocol.on_waiting(waiting);
         if queued && link.queued_count() > self.protocol.most_queued() {
             let text = "it does not read what it makes this end send";
             return Err(CloseCause::Protocol(text.into()));
-        }
-        if self.closing.is_some() {
-            self.advance_close(cq)?;
         }
         Ok(())
     }
@@ -449,6 +525,16 @@ impl<P: Protocol> fmt::Debug for Connection<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let phase = self.queue_pair.as_ref().map(|queue_pair| queue_pair.phase);
         f.debug_struct("Connection").field("phase", &phase).finish_non_exhaustive()
+    }
+}
+
+/// Takes a message back, as far as that is possible. It is dropped once the lock is released.
+fn revoke(link: &mut Option<Link>, deferred: &mut Vec<Deferred>, tag: u64) -> Revoked<()> {
+    match link {
+        Some(link) => link.revoke(tag).without_message(&mut |body| {
+            deferred.push(Deferred::Body { _body: Box::new(body) });
+        }),
+        None => Revoked::TooLate,
     }
 }
 

@@ -178,7 +178,8 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             let deferred = state.take_deferred();
             if has_results || !deferred.is_empty() || !self.actions.is_empty() {
                 // What is the user's runs from here on and may take long: no doorbell waits for it,
-                // neither those that polling has left on some devices nor those of callers.
+                // neither those that polling has left on some devices nor those of callers. (The soft
+                // device over tcp may hold back that it has accepted small messages.)
                 state.cq().flush();
                 self.acts.store(true, Ordering::Relaxed);
             }

@@ -39,7 +39,7 @@ pub use self::state::State;
 #[cfg(any(test, feature = "model"))]
 pub use self::stats::ShardStats;
 use crate::connect::error::CloseCause;
-use crate::device::{Capabilities, CompletionQueue, CqRef, Device, ProviderError, Ring};
+use crate::device::{Capabilities, CompletionQueue, CqRef, Device, ProviderError};
 use crate::engine::connection::first_recvs;
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::deferred::Deferred;
@@ -209,9 +209,7 @@ impl<P: Protocol> Shard<P> {
         mut wanted: impl FnMut(&mut P, &R) -> Progress<T>,
     ) -> Option<(R, Option<T>)> {
         self.visit(|state| {
-            let result = state.with(key, step)?;
-            let may_ring_soon = is_awaited && state.is_polled_soon();
-            state.transmit_all(if may_ring_soon { Ring::Soon } else { Ring::Now });
+            let result = state.with_now(key, is_awaited, step)?;
             let mut spent = 0;
             let mut budget = 0;
             loop {
@@ -413,6 +411,11 @@ impl<P: Protocol> Shard<P> {
         let on_panic = EndOnPanic(self);
         let mut state = self.lock();
         let result = step(&mut state);
+        if state.is_done() {
+            drop(state);
+            std::mem::forget(on_panic);
+            return result;
+        }
         let leaving = state.leave();
         // Only wakers and destructors of users run from here on. Their panics end no connection.
         std::mem::forget(on_panic);
@@ -443,7 +446,7 @@ impl<P: Protocol> Locked<'_, P> {
 
     /// Sends everything and unlocks.
     #[must_use = "somebody waits for it"]
-    #[inline]
+    #[inline(never)]
     fn leave(mut self) -> Leaving {
         let waker = self.finish_visit();
         if self.caller_progress {

@@ -11,7 +11,8 @@
 //!    after a payload was written to the peer may take as much longer as reading that takes, `MAX_READING`
 //!    at most.
 //! 2. A core that other threads want is not yielded again and again: each slow yield is followed by
-//!    `PARKS_AFTER_SLOW_YIELD` waits that park after a short spin, whatever arrives meanwhile.
+//!    `PARKS_AFTER_SLOW_YIELD` waits that park after a short spin, whatever arrives meanwhile. Where
+//!    callers may poll in place of the driver, a yield is slow only if somebody computes on the core.
 //! 3. Who may run on one core only and waits for a peer there yields it at once: after
 //!    `ANSWERS_UNTIL_SHARED` yields in a row that let another thread run, and after which something
 //!    had arrived. One that let nobody run, and after which nothing had, ends that: who answers runs
@@ -62,6 +63,13 @@ const PROBE: u8 = ANSWERS_UNTIL_SHARED + SHARED_WAITS;
 const SLOW_YIELD: Duration = Duration::from_micros(20);
 /// The same for who may run on one core only: a peer that shares it polls in vain at first.
 const SLOW_YIELD_CONFINED: Duration = Duration::from_micros(50);
+/// The same for a caller that polls in place of the driver, and for the driver beside it: what it leaves to the driver costs a wake-up of another
+/// thread each time, and whoever takes its core for less than this waits like it, its own driver or the peer. Such a
+/// thread yields the core in turn, or sleeps when it has waited in vain, at the latest after `SPIN_BUDGET + MAX_READING`;
+/// whoever computes keeps it for a slice of the scheduler's, a millisecond or more.
+const SLOW_YIELD_OF_LEADER: Duration = Duration::from_micros(250);
+const _: () =
+    assert!(SLOW_YIELD_OF_LEADER.as_micros() > SPIN_BUDGET.as_micros() + MAX_READING.as_micros());
 /// Waits that park at once after a slow yield: a parked thread is woken before those that only
 /// yield.
 const PARKS_AFTER_SLOW_YIELD: u8 = 8;
@@ -163,22 +171,33 @@ impl SpinPolicy {
         self.last_yield.is_some()
     }
 
-    /// A `sched_yield` took this long. `is_confined`: whether this thread may run on one core only.
-    /// Returns whether another thread has run meanwhile.
+    /// Whether the next waits park because another thread wants the core.
+    #[cfg(test)]
+    pub(crate) fn parks(&self) -> bool {
+        self.parks > 0
+    }
+
+    /// A `sched_yield` took this long. `leads`: whether it is that of a caller that polls in place of the driver.
+    /// `is_confined`: whether this thread may run on one core only. Returns whether another thread has run meanwhile.
     pub(crate) fn on_yielded(
         &mut self,
         took: Duration,
+        leads: bool,
         is_confined: impl FnOnce() -> bool,
     ) -> bool {
         let was_taken = took > TAKEN_YIELD;
         // Asked seldom, as it costs a system call.
         let is_shared = was_taken && matches!(self.answered_yields, ASKED | PROBE);
-        let is_slow = took > SLOW_YIELD;
-        if (is_shared || is_slow) && !is_confined() {
-            self.answered_yields = 0;
-            self.parks = if is_slow { PARKS_AFTER_SLOW_YIELD } else { self.parks };
-        } else if took > SLOW_YIELD_CONFINED {
-            self.parks = PARKS_AFTER_SLOW_YIELD;
+        if is_shared || took > SLOW_YIELD {
+            let most = if is_confined() {
+                SLOW_YIELD_CONFINED
+            } else {
+                self.answered_yields = 0;
+                if leads { SLOW_YIELD_OF_LEADER } else { SLOW_YIELD }
+            };
+            if took > most {
+                self.parks = PARKS_AFTER_SLOW_YIELD;
+            }
         }
         self.last_yield = Some(if was_taken { Yield::Taken } else { Yield::Refused });
         was_taken
@@ -230,7 +249,7 @@ pub(crate) fn yield_core() -> Duration {
     if let Some(peer) = PEER.take() {
         peer();
         PEER.set(Some(peer));
-        return 2 * TAKEN_YIELD;
+        return TOOK.get();
     }
     began.elapsed()
 }
@@ -239,6 +258,8 @@ pub(crate) fn yield_core() -> Duration {
 thread_local! {
     /// Where a test has set it, it is what another thread does whenever this one yields its core.
     pub(crate) static PEER: std::cell::Cell<Option<Box<dyn Fn()>>> = const { std::cell::Cell::new(None) };
+    /// How long such a yield takes.
+    pub(crate) static TOOK: std::cell::Cell<Duration> = const { std::cell::Cell::new(Duration::from_nanos(1_200)) };
 }
 
 #[cfg(test)]
@@ -291,7 +312,7 @@ mod tests {
     #[test]
     fn a_slow_yield_is_followed_by_parks_whatever_arrives() {
         let mut policy = SpinPolicy::new(PollMode::Adaptive);
-        policy.on_yielded(US(500), || true);
+        policy.on_yielded(US(500), false, || true);
         for _ in 0..PARKS_AFTER_SLOW_YIELD {
             policy.on_progress();
             assert_eq!(policy.on_idle(US(0)), Wait::Spin);
@@ -305,7 +326,7 @@ mod tests {
     fn after(yields: u8, is_confined: bool) -> SpinPolicy {
         let mut policy = SpinPolicy::new(PollMode::Adaptive);
         for _ in 0..yields {
-            assert!(policy.on_yielded(US(3), || is_confined));
+            assert!(policy.on_yielded(US(3), false, || is_confined));
             policy.on_progress();
         }
         policy
@@ -316,7 +337,7 @@ mod tests {
         let mut policy = after(ASKED, true);
         assert_eq!(policy.on_idle(US(0)), Wait::Spin);
         assert_eq!(policy.on_idle(US(2)), Wait::Yield);
-        policy.on_yielded(US(3), || true);
+        policy.on_yielded(US(3), false, || true);
         policy.on_progress();
         assert_eq!(policy.on_idle(US(0)), Wait::Yield);
     }
@@ -328,32 +349,45 @@ mod tests {
         }
         // It may from now on.
         let mut policy = after(PROBE, true);
-        policy.on_yielded(US(3), || false);
+        policy.on_yielded(US(3), false, || false);
         policy.on_progress();
         assert_eq!(policy.on_idle(US(0)), Wait::Spin);
     }
 
     #[test]
     fn a_yield_that_is_slow_elsewhere_is_not_where_the_peer_has_no_other_core() {
-        let waits_after = |took, is_confined| {
-            let mut policy = SpinPolicy::new(PollMode::Adaptive);
-            policy.on_yielded(US(took), || is_confined);
-            policy.on_progress();
-            policy.on_idle(US(2))
-        };
-        assert_eq!(waits_after(30, false), Wait::Park);
-        assert_eq!(waits_after(30, true), Wait::Yield);
-        assert_eq!(waits_after(80, true), Wait::Park);
+        assert_eq!(wait_after(30, false, false), Wait::Park);
+        assert_eq!(wait_after(30, false, true), Wait::Yield);
+        assert_eq!(wait_after(80, false, true), Wait::Park);
+    }
+
+    #[test]
+    fn a_leader_that_yields_to_who_waits_leads_on_and_one_that_yields_to_who_computes_parks() {
+        // As long as a thread of ours waits in vain.
+        assert_eq!(wait_after(50, true, false), Wait::Yield);
+        assert_eq!(wait_after(200, true, false), Wait::Yield);
+        // As long as a hog has it.
+        assert_eq!(wait_after(700, true, false), Wait::Park);
+        // Where there is no other core, the peer needs this one.
+        assert_eq!(wait_after(80, true, true), Wait::Park);
+    }
+
+    /// What a wait does after a yield that took so long.
+    fn wait_after(took: u64, leads: bool, is_confined: bool) -> Wait {
+        let mut policy = SpinPolicy::new(PollMode::Adaptive);
+        policy.on_yielded(US(took), leads, || is_confined);
+        policy.on_progress();
+        policy.on_idle(US(2))
     }
 
     #[test]
     fn a_core_that_nobody_takes_is_spun_on_again_unless_the_answer_was_there() {
         let mut policy = after(ANSWERS_UNTIL_SHARED, true);
         let alone = Duration::from_nanos(200);
-        assert!(!policy.on_yielded(alone, || true));
+        assert!(!policy.on_yielded(alone, false, || true));
         policy.on_progress();
         assert_eq!(policy.on_idle(US(0)), Wait::Yield);
-        assert!(!policy.on_yielded(alone, || true));
+        assert!(!policy.on_yielded(alone, false, || true));
         assert_eq!(policy.on_idle(US(0)), Wait::Spin);
     }
 
@@ -362,7 +396,7 @@ mod tests {
         let mut policy = after(PROBE, true);
         assert_eq!(policy.on_idle(US(0)), Wait::Spin);
         assert_eq!(policy.on_idle(US(2)), Wait::Yield);
-        policy.on_yielded(US(3), || true);
+        policy.on_yielded(US(3), false, || true);
         policy.on_progress();
         assert_eq!(policy.on_idle(US(0)), Wait::Yield);
     }
@@ -381,7 +415,7 @@ mod tests {
     fn answers_that_need_no_yield_are_spun_for() {
         let mut policy = SpinPolicy::new(PollMode::Adaptive);
         for _ in 0..3 * ANSWERS_UNTIL_SHARED {
-            policy.on_yielded(US(3), || true);
+            policy.on_yielded(US(3), false, || true);
             policy.on_progress();
             policy.on_progress();
             assert_eq!(policy.on_idle(US(0)), Wait::Spin);

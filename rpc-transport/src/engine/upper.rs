@@ -4,6 +4,8 @@
 //! [`Protocol`] under the shard's lock and takes work that must run outside of it as *actions*:
 //! waking, running handlers, dropping user values. No user code runs inside a `Protocol`.
 
+use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
@@ -11,6 +13,7 @@ use std::time::Instant;
 use crate::connect::error::CloseCause;
 use crate::device::PeerIdentity;
 use crate::engine::connection_key::ConnectionKey;
+use crate::engine::deferred::Deferred;
 use crate::memory::budget::MemoryBudget;
 use crate::message::outgoing::OutBuf;
 use crate::message::received::Message;
@@ -27,18 +30,47 @@ pub struct Submission {
     pub frame: OutBuf,
 }
 
+/// A caller that sleeps.
+#[derive(Debug)]
+pub enum Sleeper {
+    /// Who it is among the callers of its connection, and its waker.
+    Found(u64, Waker),
+    /// None does.
+    Nobody,
+    /// None is easily found.
+    Unknown,
+}
+
 /// Revokes a submitted message by its tag, as far as that is possible. The message itself is not
 /// returned: it is dropped outside the lock.
 pub type Revoke<'a> = &'a mut dyn FnMut(u64) -> Revoked<()>;
 
-/// Work that must be done outside the shard's lock.
-#[derive(Debug)]
-pub enum Outside<E> {
+/// Takes the work of a [`Protocol`] that must be done outside the shard's lock.
+pub struct Outside<'a, A> {
+    pub(super) key: ConnectionKey,
+    pub(super) actions: &'a mut VecDeque<(ConnectionKey, A)>,
+    pub(super) deferred: &'a mut Vec<Deferred>,
+}
+
+impl<A> Outside<'_, A> {
     /// To be run by the [`Executor`](crate::engine::executor::Executor), on the driver's task.
-    Action(E),
+    // Inlined, so that a large action is made where it goes.
+    #[inline(always)]
+    pub fn run(&mut self, action: A) {
+        self.actions.push_back((self.key, action));
+    }
+
     /// A message that will not be sent. Dropped by the thread that held the lock, right after it is
     /// released: its memory may be the user's.
-    Drop(Box<OutBuf>),
+    pub fn drop(&mut self, body: Box<OutBuf>) {
+        self.deferred.push(Deferred::Body { _body: body });
+    }
+}
+
+impl<A> fmt::Debug for Outside<'_, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outside").field("key", &self.key).finish_non_exhaustive()
+    }
 }
 
 /// The layer above the link, one per connection.
@@ -94,15 +126,15 @@ pub trait Protocol: Send + Sized + 'static {
         usize::MAX
     }
 
-    /// Whether [`Protocol::poll_action`] may return something. Must be cheap, as it is asked after each
+    /// Whether [`Protocol::drain_actions`] may give something. Must be cheap, as it is asked after each
     /// message. Default: true.
     #[inline]
     fn has_actions(&self) -> bool {
         true
     }
 
-    /// The next piece of work to do outside the lock.
-    fn poll_action(&mut self) -> Option<Outside<Self::Action>>;
+    /// Hands over all work to be done outside the lock, in order.
+    fn drain_actions(&mut self, outside: &mut Outside<'_, Self::Action>);
 
     /// The waker of an action that does nothing but wake it: any thread may do that. Default: none does.
     ///
@@ -119,14 +151,10 @@ pub trait Protocol: Send + Sized + 'static {
         false
     }
 
-    /// Whether an outcome is awaited. Must be cheap. Default: yes.
-    fn awaits_outcomes(&self) -> bool {
-        true
-    }
-
-    /// Takes the waker of a caller that waits for an outcome, if one is easily found. Default: none is.
-    fn take_waiter(&mut self) -> Option<Waker> {
-        None
+    /// Takes the waker of a caller that sleeps until its outcome comes. Must be cheap. Default: it is not
+    /// known whether one does.
+    fn take_sleeper(&mut self) -> Sleeper {
+        Sleeper::Unknown
     }
 
     /// When [`Protocol::on_timeout`] must be called next.

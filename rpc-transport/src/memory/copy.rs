@@ -9,7 +9,7 @@
 //! particular order. On x86-64 and aarch64 the C library's `memcpy` does it, called from an
 //! assembly block that is opaque to the compiler: its loads and stores are what relaxed atomics
 //! compile to there. So it is as fast as [`std::ptr::copy_nonoverlapping`], which calls the same
-//! function. Elsewhere, and under miri, which finds races, bytes are copied one at a time. (Not by
+//! function. A few bytes are read by such loads without a call (`short`). Elsewhere, and under miri, which finds races, bytes are copied one at a time. (Not by
 //! words: racing atomic accesses must have the same size, and two copies need not agree on where
 //! words begin.)
 //!
@@ -20,11 +20,13 @@
 
 #[cfg(any(test, miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 mod bytewise;
+#[cfg(all(not(miri), any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod short;
 
 #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 use self::bytewise::{between, from, to};
 #[cfg(all(not(miri), any(target_arch = "x86_64", target_arch = "aarch64")))]
-use self::{opaque as between, opaque as from, opaque as to};
+use self::{opaque as between, opaque as to};
 
 /// Copies from shared memory to the caller's own.
 ///
@@ -57,6 +59,20 @@ pub unsafe fn to_shared(source: *const u8, target: *mut u8, len: usize) {
 pub unsafe fn between_shared(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
     unsafe { between(source, target, len) };
+}
+
+/// # Safety
+/// That of [`from_shared`].
+#[cfg(all(not(miri), any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[inline]
+unsafe fn from(source: *const u8, target: *mut u8, len: usize) {
+    if len <= short::MOST_BYTES {
+        // SAFETY: the caller's promise, and as short as that.
+        unsafe { short::from(source, target, len) };
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { opaque(source, target, len) };
+    }
 }
 
 /// `memcpy` behind the compiler's back.

@@ -9,3 +9,4 @@ pub(crate) mod pages;
 pub mod region;
 pub mod registered;
 pub mod shared;
+pub(crate) mod storage;

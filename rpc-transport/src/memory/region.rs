@@ -240,6 +240,7 @@ impl MemoryRegion {
     ///
     /// # Panics
     /// When the span lies outside the region.
+    #[inline]
     pub fn copy_out(&self, offset: usize, to: &mut [u8]) {
         self.check(offset, to.len());
         // SAFETY: the span is inside the region (checked); `to` is a distinct unique borrow.
@@ -330,6 +331,7 @@ impl MemoryRegion {
         OwnedMemory { base: self.base(), len: self.len(), writable: false, owner }
     }
 
+    #[inline]
     fn check(&self, offset: usize, len: usize) {
         let end = offset.checked_add(len);
         assert!(

@@ -7,123 +7,25 @@
 //! A message may have a *tail* behind its bytes, the *head*: spans of memory that are sent in
 //! place, without a copy ([`OutPart`]). The receiver gets head and tail separately.
 //!
-//! Invariants:
-//! 1. `start <= bytes.len()`; the message is `bytes[start..]`.
-//! 2. Storage comes from and returns to a bounded per-thread list, so that a steady stream of
-//!    small messages allocates nothing.
+//! Invariant: `start <= bytes.len()` in the message's storage; its head is `bytes[start..]`.
 
-use std::cell::RefCell;
 use std::fmt;
 use std::io;
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 
 use crate::memory::budget::Reservation;
+use crate::memory::storage::{KEPT_BYTES, Storage};
 use crate::message::part::OutPart;
 use crate::message::reply_slot::{PeerSlot, SlotOffer};
 use crate::user_code::assert_may_run;
 
 /// Room for headers in front of a new message, bytes: link and session headers with all their fixed
 /// optional blocks.
-pub const HEADROOM_BYTES: usize = 96;
-
-/// Storage above this size is freed instead of kept in the list, bytes.
-const KEEP_BYTES: usize = 16 * 1024;
-/// Smallest storage, bytes. A small message with its headers never outgrows it, so a thread stops
-/// allocating once it has had its highest number of messages at once.
-const MIN_BYTES: usize = 512;
-/// Most buffers that a thread keeps.
-const KEEP_COUNT: usize = 64;
-/// Most that it keeps of small ones: streams have more messages under way than calls.
-const KEEP_SMALL_COUNT: usize = 320;
-
-thread_local! {
-    static FREE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Takes a `Vec` of at least [`MIN_BYTES`] from the thread's list. It may hold some bytes of its
-/// last use.
-#[inline]
-pub(crate) fn take_used() -> Vec<u8> {
-    let kept = FREE.try_with(|free| free.borrow_mut().pop()).ok().flatten();
-    kept.unwrap_or_else(new_storage)
-}
+pub const HEADROOM_BYTES: usize = KEPT_BYTES;
 
 #[cold]
-fn with_headroom(mut bytes: Vec<u8>) -> Vec<u8> {
+fn make_headroom(bytes: &mut Vec<u8>) {
     bytes.resize(HEADROOM_BYTES, 0);
-    bytes
-}
-
-#[cold]
-fn new_storage() -> Vec<u8> {
-    Vec::with_capacity(MIN_BYTES)
-}
-
-/// Storage that goes to the thread's list when it is dropped, unless it is small or large, or the list is
-/// full.
-pub(crate) struct Storage(Vec<u8>);
-
-impl From<Vec<u8>> for Storage {
-    #[inline]
-    fn from(bytes: Vec<u8>) -> Self {
-        Self(bytes)
-    }
-}
-
-impl Deref for Storage {
-    type Target = Vec<u8>;
-
-    #[inline]
-    fn deref(&self) -> &Vec<u8> {
-        &self.0
-    }
-}
-
-impl DerefMut for Storage {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut Vec<u8> {
-        &mut self.0
-    }
-}
-
-impl Drop for Storage {
-    #[inline]
-    fn drop(&mut self) {
-        if (MIN_BYTES..=KEEP_BYTES).contains(&self.capacity()) {
-            give_back(std::mem::take(&mut self.0));
-        }
-    }
-}
-
-fn give_back(mut bytes: Vec<u8>) {
-    // Keep the length of a headroom, so that it need not be filled when it is reused as one.
-    bytes.truncate(HEADROOM_BYTES);
-    let left = FREE.try_with(|free| {
-        let mut free = free.borrow_mut();
-        if free.len() == free.capacity() {
-            return Some(bytes);
-        }
-        if free.len() < KEEP_COUNT || bytes.capacity() <= 2 * MIN_BYTES {
-            free.push(bytes);
-        }
-        None
-    });
-    // A thread that is ending has no list any more; the storage is then just freed.
-    if let Ok(Some(bytes)) = left {
-        make_room(bytes);
-    }
-}
-
-/// The list is allocated once, at its full size.
-#[cold]
-fn make_room(bytes: Vec<u8>) {
-    let _ = FREE.try_with(|free| {
-        let mut free = free.borrow_mut();
-        if free.len() < KEEP_SMALL_COUNT {
-            free.reserve_exact(KEEP_SMALL_COUNT);
-            free.push(bytes);
-        }
-    });
 }
 
 /// An outgoing message.
@@ -131,9 +33,10 @@ pub struct OutBuf {
     // Boxed: most messages have none, and every message is moved around. The first field, so that a drop
     // knows that it is empty.
     tail: Option<Box<Tail>>,
-    bytes: Storage,
-    start: usize,
+    storage: Storage,
 }
+
+const _: () = assert!(size_of::<Option<OutBuf>>() <= 16, "a message is moved many times");
 
 /// The tail, its destination, and the offer of memory for the answer.
 #[derive(Default)]
@@ -153,11 +56,12 @@ impl OutBuf {
     #[inline]
     #[must_use]
     pub fn new() -> Self {
-        let mut bytes = take_used();
-        if bytes.len() != HEADROOM_BYTES {
-            bytes = with_headroom(bytes);
+        let mut storage = Storage::take();
+        if storage.bytes.len() != HEADROOM_BYTES {
+            make_headroom(&mut storage.bytes);
         }
-        Self { bytes: bytes.into(), start: HEADROOM_BYTES, tail: None }
+        storage.start = HEADROOM_BYTES;
+        Self { tail: None, storage }
     }
 
     /// Appends a part to the tail. An empty one adds nothing.
@@ -236,7 +140,7 @@ impl OutBuf {
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
-        self.bytes.len() - self.start
+        self.storage.bytes.len() - self.storage.start
     }
 
     /// Whether the head has no bytes.
@@ -247,33 +151,35 @@ impl OutBuf {
 
     /// Appends bytes.
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
+        self.storage.bytes.extend_from_slice(bytes);
     }
 
     /// Reserves room for `additional` bytes at the end.
     pub fn reserve(&mut self, additional: usize) {
-        self.bytes.reserve(additional);
+        self.storage.bytes.reserve(additional);
     }
 
     /// Cuts the message back to `len` bytes (to drop a failed encoding).
     pub fn truncate(&mut self, len: usize) {
-        self.bytes.truncate(self.start + len);
+        let storage = &mut *self.storage;
+        storage.bytes.truncate(storage.start + len);
     }
 
     /// Puts `header` in front. Moves the message's bytes only when the headroom is used up.
     #[inline]
     pub fn prepend(&mut self, header: &[u8]) {
-        if header.len() > self.start {
-            self.grow_front(header.len() - self.start + HEADROOM_BYTES);
+        if header.len() > self.storage.start {
+            self.grow_front(header.len() - self.storage.start + HEADROOM_BYTES);
         }
-        self.start -= header.len();
-        self.bytes[self.start..self.start + header.len()].copy_from_slice(header);
+        let storage = &mut *self.storage;
+        storage.start -= header.len();
+        storage.bytes[storage.start..storage.start + header.len()].copy_from_slice(header);
     }
 
     #[cold]
     fn grow_front(&mut self, additional: usize) {
-        self.bytes.splice(0..0, std::iter::repeat_n(0, additional));
-        self.start += additional;
+        self.storage.bytes.splice(0..0, std::iter::repeat_n(0, additional));
+        self.storage.start += additional;
     }
 
     /// Puts a part of the head in front whose length the layer above wants to know again:
@@ -288,7 +194,7 @@ impl OutBuf {
     /// Takes that part away again. Nothing must stand before it.
     pub fn drop_marked(&mut self) {
         if let Some(tail) = &mut self.tail {
-            self.start += usize::from(std::mem::take(&mut tail.marked));
+            self.storage.start += usize::from(std::mem::take(&mut tail.marked));
         }
     }
 
@@ -303,7 +209,7 @@ impl OutBuf {
     /// memory for the answer: the message is as it was before it was handed to a connection, for
     /// another one. A head that is not longer stays.
     pub fn rewind(&mut self, len: usize) {
-        self.start = self.start.max(self.bytes.len().saturating_sub(len));
+        self.storage.start = self.storage.start.max(self.storage.bytes.len().saturating_sub(len));
         if let Some(tail) = &mut self.tail {
             tail.offer = None;
         }
@@ -326,15 +232,15 @@ impl OutBuf {
     /// # Panics
     /// When the span lies outside the message.
     pub fn patch(&mut self, offset: usize, bytes: &[u8]) {
-        let at = self.start + offset;
-        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        let at = self.storage.start + offset;
+        self.storage.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
     /// The head as a growable `Vec`, for encoders that append to one. Bytes before the current end
     /// must not be touched.
     #[inline]
     pub fn as_vec_mut(&mut self) -> &mut Vec<u8> {
-        &mut self.bytes
+        &mut self.storage.bytes
     }
 }
 
@@ -349,7 +255,7 @@ impl Deref for OutBuf {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        &self.bytes[self.start..]
+        &self.storage.bytes[self.storage.start..]
     }
 }
 
@@ -424,39 +330,25 @@ mod tests {
     }
 
     #[test]
-    fn storage_is_reused_on_the_same_thread() {
+    fn a_new_message_has_nothing_of_an_earlier_one() {
         let mut first = OutBuf::new();
         first.extend_from_slice(&[1; 100]);
-        let address = first.bytes.as_ptr();
+        first.prepend(&[2; 16]);
         drop(first);
         let second = OutBuf::new();
-        assert_eq!(second.bytes.as_ptr(), address);
         assert!(second.is_empty());
     }
 
+    /// With all headers in front, a small message stays where it is.
     #[test]
-    fn a_thread_keeps_a_bounded_number() {
-        let many: Vec<_> = (0..2 * KEEP_SMALL_COUNT).map(|_| OutBuf::new()).collect();
-        drop(many);
-        assert_eq!(FREE.with(|free| free.borrow().len()), KEEP_SMALL_COUNT);
-        // Larger ones are fewer.
-        FREE.with(|free| free.borrow_mut().clear());
-        (0..2 * KEEP_COUNT).for_each(|_| drop(Storage(Vec::with_capacity(KEEP_BYTES))));
-        assert_eq!(FREE.with(|free| free.borrow().len()), KEEP_COUNT);
-    }
-
-    /// A regression: storage of any size was reused, and each piece grew several times until all
-    /// were large enough.
-    #[test]
-    fn small_messages_never_grow_storage() {
-        drop(Storage(Vec::with_capacity(8)));
+    fn small_messages_never_move() {
         for _ in 0..3 {
             let mut outs: Vec<_> = (0..8).map(|_| OutBuf::new()).collect();
             for out in &mut outs {
-                let at = out.bytes.as_ptr();
+                let at = out.storage.bytes.as_ptr();
                 out.extend_from_slice(&[1; 256]);
                 out.prepend(&[2; HEADROOM_BYTES]);
-                assert_eq!(out.bytes.as_ptr(), at);
+                assert_eq!(out.storage.bytes.as_ptr(), at);
             }
         }
     }

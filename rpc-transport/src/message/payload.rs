@@ -12,6 +12,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::memory::pages;
 use crate::memory::region::MemoryRegion;
 use crate::message::part::OutPart;
 
@@ -207,7 +208,9 @@ impl Payload {
     /// When the range lies outside.
     pub fn append_to(&self, range: Range<u64>, to: &mut Vec<u8>) {
         self.check(range.start, range.end);
+        let before = to.capacity();
         to.reserve(usize::try_from(range.end - range.start).unwrap_or(usize::MAX));
+        pages::on_growth(to, before);
         for (piece, range) in self.cut(range) {
             match piece {
                 Piece::Private(bytes) => to.extend_from_slice(&bytes[range]),

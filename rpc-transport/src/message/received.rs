@@ -5,7 +5,7 @@
 //! kept separately, as a [`Payload`].
 //!
 //! Invariants:
-//! 1. `start <= end <= length of the storage`.
+//! 1. `start <= end <= length of the bytes`, which are in its storage or elsewhere.
 //! 2. A lent buffer has no remote access ([`Buffer`]'s invariant 1), so the peer cannot change it.
 
 use std::fmt;
@@ -13,15 +13,10 @@ use std::ops::Deref;
 
 use crate::memory::budget::{BudgetExhausted, Reservation};
 use crate::memory::region::Buffer;
-use crate::message::outgoing::{self, take_used};
+use crate::memory::storage::{Elsewhere, Storage};
 use crate::message::payload::Payload;
 use crate::message::payload_stream::PayloadStream;
 use crate::message::reply_slot::PeerSlot;
-
-enum Storage {
-    Private(outgoing::Storage),
-    Lent(Buffer),
-}
 
 /// A received message. Dereferences to the bytes not yet consumed.
 pub struct Message {
@@ -29,9 +24,9 @@ pub struct Message {
     // knows that it is empty.
     beside: Option<Box<Beside>>,
     storage: Storage,
-    start: usize,
-    end: usize,
 }
+
+const _: () = assert!(size_of::<Option<Message>>() <= 16, "a message is moved many times");
 
 /// Everything of a message except its head.
 #[derive(Debug, Default)]
@@ -69,30 +64,27 @@ impl Message {
     #[inline]
     #[must_use]
     pub fn copied(bytes: &[u8]) -> Self {
-        let mut storage = take_used();
-        match storage.get_mut(..bytes.len()) {
+        let mut storage = Storage::take();
+        match storage.bytes.get_mut(..bytes.len()) {
             Some(place) => place.copy_from_slice(bytes),
-            None => replace(&mut storage, bytes),
+            None => replace(&mut storage.bytes, bytes),
         }
-        Self::within(storage, bytes.len())
+        (storage.start, storage.end) = (0, bytes.len());
+        Self { beside: None, storage }
     }
 
-    #[inline]
-    fn new(storage: Storage, end: usize) -> Self {
-        Self { storage, start: 0, end, beside: None }
-    }
-
-    /// The first `end` of private bytes.
-    #[inline]
-    fn within(bytes: Vec<u8>, end: usize) -> Self {
-        Self::new(Storage::Private(bytes.into()), end)
+    fn at(elsewhere: Elsewhere, end: usize) -> Self {
+        let mut storage = Storage::take();
+        (storage.start, storage.end) = (0, end);
+        storage.elsewhere = elsewhere;
+        Self { beside: None, storage }
     }
 
     /// Makes a message of private bytes, without a copy.
     #[must_use]
     pub fn private(bytes: Vec<u8>) -> Self {
         let end = bytes.len();
-        Self::within(bytes, end)
+        Self::at(Elsewhere::Private(bytes), end)
     }
 
     /// Lends the first `len` bytes of a RECV buffer.
@@ -102,7 +94,7 @@ impl Message {
     #[must_use]
     pub fn lent(buffer: Buffer, len: usize) -> Self {
         assert!(len <= buffer.len(), "message of {len} bytes in a buffer of {}", buffer.len());
-        Self::new(Storage::Lent(buffer), len)
+        Self::at(Elsewhere::Lent(buffer), len)
     }
 
     /// The message with a tail.
@@ -152,6 +144,20 @@ impl Message {
     /// Takes its share of a memory budget, to be held as long as whatever is made of the message.
     pub fn take_charge(&mut self) -> Option<Reservation> {
         self.beside.as_deref_mut()?.charge.take()
+    }
+
+    /// Length of the bytes not yet consumed.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.storage.end - self.storage.start
+    }
+
+    /// Whether all is consumed.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// Whether there is nothing but the head: neither a tail nor memory for the answer.
@@ -240,7 +246,7 @@ impl Message {
     /// Whether a RECV buffer is lent.
     #[must_use]
     pub fn is_lent(&self) -> bool {
-        matches!(self.storage, Storage::Lent(_))
+        matches!(self.storage.elsewhere, Elsewhere::Lent(_))
     }
 
     /// Skips the first `count` bytes (a header that has been read).
@@ -249,18 +255,17 @@ impl Message {
     /// When fewer bytes are left.
     #[inline]
     pub fn advance(&mut self, count: usize) {
-        assert!(count <= self.end - self.start, "advance past the end of a message");
-        self.start += count;
+        let storage = &mut *self.storage;
+        assert!(count <= storage.end - storage.start, "advance past the end of a message");
+        storage.start += count;
     }
 
-    /// The remaining bytes as an owned `Vec`; free of copying when private and never advanced.
+    /// The remaining bytes as an owned `Vec`; free of copying when it was made of one and never advanced.
     #[must_use]
     pub fn into_vec(mut self) -> Vec<u8> {
-        match &mut self.storage {
-            Storage::Private(bytes) if self.start == 0 => {
-                bytes.truncate(self.end);
-                std::mem::take(&mut **bytes)
-            }
+        let len = self.len();
+        match &mut self.storage.elsewhere {
+            Elsewhere::Private(bytes) if bytes.len() == len => std::mem::take(bytes),
             _ => self.to_vec(),
         }
     }
@@ -277,11 +282,13 @@ impl Deref for Message {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        let all: &[u8] = match &self.storage {
-            Storage::Private(bytes) => bytes,
-            Storage::Lent(buffer) => buffer,
+        let storage = &*self.storage;
+        let all: &[u8] = match &storage.elsewhere {
+            Elsewhere::Nowhere => &storage.bytes,
+            Elsewhere::Private(bytes) => bytes,
+            Elsewhere::Lent(buffer) => buffer,
         };
-        &all[self.start..self.end]
+        &all[storage.start..storage.end]
     }
 }
 
@@ -302,7 +309,7 @@ fn drop_beside(beside: Box<Beside>) {
 impl Default for Message {
     #[inline]
     fn default() -> Self {
-        Self::within(Vec::new(), 0)
+        Self::copied(&[])
     }
 }
 

@@ -323,8 +323,7 @@ impl Credits {
     #[inline]
     pub fn on_data(&mut self, grant: Grant) -> Result<(), CreditError> {
         let window = self.now.local_window;
-        // `owed` is above the window, too, while it says that this has grown.
-        if self.now.owed.data >= window && self.now.owed.credits().data >= window {
+        if self.now.owed.credits().data >= window {
             return Err(CreditError::DataBeyondWindow { window });
         }
         self.credit(grant)?;

@@ -265,15 +265,23 @@ pub fn parse(
     imm: Option<u32>,
     features: Features,
 ) -> Result<(Frame, usize), ProtocolError> {
+    if let Some(grant) = plain(bytes, imm) {
+        return Ok((Frame::Data(grant), HEADER_BYTES));
+    }
     let Some((head, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
         return Err(ProtocolError::Truncated { len: bytes.len(), need: HEADER_BYTES });
     };
-    let head = u64::from_le_bytes(*head);
-    // Fast path: kind Data, no flags, no counts, as most frames are.
-    if head & 0xffff_0000_0000_ffff == Kind::Data as u64 && imm.is_none() {
-        return Ok((Frame::Data(grant_of(head)), HEADER_BYTES));
-    }
-    parse_other(head, rest, imm, features)
+    parse_other(u64::from_le_bytes(*head), rest, imm, features)
+}
+
+/// The grant of a plain Data frame, which most are: kind Data, no flags, no counts. Its payload is what
+/// follows the header. `None` for all others.
+#[inline]
+#[must_use]
+pub(crate) fn plain(bytes: &[u8], imm: Option<u32>) -> Option<Grant> {
+    let head = u64::from_le_bytes(*bytes.first_chunk::<HEADER_BYTES>()?);
+    let is_plain = head & 0xffff_0000_0000_ffff == Kind::Data as u64 && imm.is_none();
+    is_plain.then_some(grant_of(head))
 }
 
 /// The grant in the middle of a header.

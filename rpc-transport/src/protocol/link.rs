@@ -332,29 +332,35 @@ impl Link {
         imm: Option<u32>,
         bytes: &[u8],
     ) -> Result<Inbound, ProtocolError> {
+        if self.on_plain_frame(imm, bytes) {
+            self.on_plain_frames(now);
+            return Ok(Inbound::Message { payload_at: HEADER_BYTES, slot: None });
+        }
+        self.on_any_frame(now, imm, bytes)
+    }
+
+    /// [`Link::on_frame`] without a try whether [`Link::on_plain_frame`] takes it.
+    ///
+    /// # Errors
+    /// Those of [`Link::on_frame`].
+    #[inline(never)]
+    pub(crate) fn on_any_frame(
+        &mut self,
+        now: Instant,
+        imm: Option<u32>,
+        bytes: &[u8],
+    ) -> Result<Inbound, ProtocolError> {
         let (frame, payload_at) = frame::parse(bytes, imm, self.features)?;
         if self.peer_closed {
             return Err(ProtocolError::AfterClose(frame.kind()));
         }
         self.keep_alive.on_received(now);
-        if let Frame::Data(grant) = frame {
-            self.credits.on_data(grant)?;
-            return Ok(Inbound::Message { payload_at, slot: None });
-        }
-        self.on_other_frame(now, frame, &bytes[payload_at..], payload_at)
-    }
-
-    #[inline(never)]
-    fn on_other_frame(
-        &mut self,
-        now: Instant,
-        frame: Frame,
-        payload: &[u8],
-        payload_at: usize,
-    ) -> Result<Inbound, ProtocolError> {
+        let payload = &bytes[payload_at..];
         match frame {
-            // `on_frame` has handled it.
-            Frame::Data(grant) => self.credits.on_data(grant)?,
+            Frame::Data(grant) => {
+                self.credits.on_data(grant)?;
+                return Ok(Inbound::Message { payload_at, slot: None });
+            }
             Frame::Release(grant, blocks) => {
                 self.credits.on_data(grant)?;
                 return self.on_blocks(now, &blocks, payload);

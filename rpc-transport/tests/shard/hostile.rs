@@ -8,7 +8,7 @@ use rpc_transport::engine::spin::PollMode;
 use rpc_transport::memory::region::Access;
 use rpc_transport::protocol::config::LinkConfig;
 use rpc_transport::protocol::credit::{FIRST_DATA_CREDITS, Grant};
-use rpc_transport::protocol::frame::{self, CloseCode, CloseReason, Frame, Kind};
+use rpc_transport::protocol::frame::{self, Blocks, CloseCode, CloseReason, Frame, Kind, Segment};
 use rpc_transport::protocol::handshake::Features;
 
 use crate::probe::{Habit, Probe};
@@ -243,7 +243,7 @@ fn a_write_with_a_wrong_key_costs_its_own_connection() {
 #[test]
 fn broken_rules_of_arenas_are_named_and_cost_one_connection() {
     use rpc_transport::protocol::arena::{ArenaBlock, Extent, Extents};
-    use rpc_transport::protocol::frame::{Blocks, Segment, Written};
+    use rpc_transport::protocol::frame::Written;
     let extents = Extents::from_slice(&[Extent { first: 900, count: 1 }]).unwrap();
     let segment =
         Segment { number: 0, last: true, abort: false, head_end: true, offset: 0, total: 101 };
@@ -277,4 +277,58 @@ fn broken_rules_of_arenas_are_named_and_cost_one_connection() {
             assert_eq!(cause.await, format!("the peer broke the protocol: {rule}"));
         });
     }
+}
+
+/// The frame whose segment woke the reader of a stream broke a rule as well: the reader was taken out of the
+/// stream, and dropped.
+#[test]
+fn a_reader_hears_of_the_end_though_the_frame_of_its_segment_breaks_a_rule() {
+    run("reader", async {
+        let features = Features::ARENA.with(Features::REPLY_SLOTS);
+        let config = LinkConfig::default().keep_alive(None).assembly_bytes(1 << 20);
+        let mut listener = schemes::listen(&fresh_address("mem")).await.unwrap();
+        let resolved = schemes::resolve(&listener.local_address()).await.unwrap();
+        let (server, driver) = shard(resolved.outgoing.device(), &config, 1, PollMode::Event);
+        drop(resolved);
+        let driver = tokio::spawn(driver);
+        let probe = Probe::new(Habit::Keep);
+        let (mut raw, end) =
+            Raw::connect_with(features, &server, &mut *listener, &config, probe).await;
+        let frame = |offset, head_end, done: Vec<u32>| {
+            let (number, last, abort, total) = (0, false, false, 2 << 20);
+            let segment = Some(Segment { number, last, abort, head_end, offset, total });
+            let blocks = Blocks { segment, done, ..Blocks::default() };
+            let mut frame = blocks.to_prefix(Kind::Data, Grant::default());
+            frame.extend_from_slice(&[7; 200]);
+            frame.to_vec()
+        };
+        raw.post(SendOp::Send, &frame(0, true, Vec::new()));
+        let mut stream = end.next().await.take_stream().expect("it is long");
+        let (waits, waiting) = tokio::sync::oneshot::channel();
+        let mut waits = Some(waits);
+        let reads = tokio::spawn(async move {
+            let first = std::future::poll_fn(|cx| {
+                let polled = stream.poll_next(cx);
+                if polled.is_pending()
+                    && let Some(waits) = waits.take()
+                {
+                    waits.send(()).unwrap();
+                }
+                polled
+            });
+            first.await;
+            while let Some(Ok(_)) = stream.next().await {}
+        });
+        waiting.await.unwrap();
+        raw.post(SendOp::Send, &frame(200, false, vec![99]));
+        assert!(end.cause().await.to_string().starts_with("the peer broke the protocol: "));
+        tokio::select! {
+            () = end.gone() => {}
+            () = raw.listen() => {}
+        }
+        let read = tokio::time::timeout(Duration::from_secs(10), reads).await;
+        read.expect("it waits for ever").unwrap();
+        server.shutdown();
+        driver.await.unwrap();
+    });
 }

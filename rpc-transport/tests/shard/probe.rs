@@ -160,8 +160,8 @@ impl Protocol for Probe {
         self.backlog
     }
 
-    fn poll_action(&mut self) -> Option<Outside<Action>> {
-        self.actions.pop_front().map(Outside::Action)
+    fn drain_actions(&mut self, outside: &mut Outside<'_, Action>) {
+        self.actions.drain(..).for_each(|action| outside.run(action));
     }
 
     fn next_deadline(&self) -> Option<Instant> {

@@ -58,6 +58,9 @@ struct Options {
     isolated: bool,
     #[arg(long)]
     keep_alive_ms: Option<u64>,
+    /// As long as `--keep-alive-ms`, if not given.
+    #[arg(long, requires = "keep_alive_ms")]
+    keep_alive_timeout_ms: Option<u64>,
     #[arg(long)]
     grace_ms: Option<u64>,
     #[arg(long)]
@@ -127,7 +130,8 @@ async fn bind(options: &Options, journal: Arc<Journal>) -> Server {
         link = link.isolation(Isolation::PerConnection);
     }
     if let Some(interval) = options.keep_alive_ms.map(Duration::from_millis) {
-        link = link.keep_alive(Some(interval)).keep_alive_timeout(interval);
+        let timeout = options.keep_alive_timeout_ms.map_or(interval, Duration::from_millis);
+        link = link.keep_alive(Some(interval)).keep_alive_timeout(timeout);
     }
     let chain = Arc::new(Chain::new(options.next.clone()));
     let mut builder = tests::device::server()

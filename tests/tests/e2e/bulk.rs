@@ -18,6 +18,7 @@ on_every_scheme! {
     every_kind_of_memory_is_sent_alike,
     payloads_travel_inside_of_other_types,
     byte_strings_of_every_type_travel_alike,
+    byte_strings_that_come_again_and_again_arrive_as_they_were_sent,
     thresholds_of_either_side_change_nothing,
     replies_land_in_the_buffer_that_waits_for_them,
     replies_are_written_into_the_slots_that_wait_for_them,
@@ -128,6 +129,23 @@ async fn byte_strings_of_every_type_travel_alike(scheme: Scheme) {
             let expected: Vec<u64> = data.iter().map(|bytes| checksum(bytes)).collect();
             assert_eq!(sums.await, Ok(expected), "{codec:?} {size}");
         }
+    }
+}
+
+async fn byte_strings_that_come_again_and_again_arrive_as_they_were_sent(scheme: Scheme) {
+    let world = World::start(SERVER, scheme).await;
+    let client = world.client().await;
+    for round in 0..2 {
+        for seed in 0..12 {
+            let data = Bytes::from(pattern(300_001 + 130_000 * seed, round));
+            assert!(client.blob(data.clone()).await == Ok(data), "{seed} of round {round}");
+        }
+        let data = pattern(1 << 20, round);
+        assert_eq!(client.digest_bulk(Bulk::from(data.clone())).await, Ok(digest(&data)));
+        let several = (0..8).map(|seed| Bytes::from(pattern(900_000 + 100_000 * seed, round)));
+        let several: Vec<_> = several.collect();
+        let back = try_join_all(several.iter().map(|data| client.blob(data.clone()))).await;
+        assert!(back == Ok(several), "several at once in round {round}");
     }
 }
 

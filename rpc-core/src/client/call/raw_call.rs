@@ -28,6 +28,7 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::protocol::config::WhenFull;
+use tokio::task::coop::RestoreOnPending;
 use tracing::Span;
 
 use self::beside::Beside;
@@ -42,7 +43,7 @@ use crate::metadata::Metadata;
 use crate::observability::stats::counts::{End, Timed};
 use crate::observability::trace;
 use crate::service::reply::CallOutcome;
-use crate::service::{MethodDescriptor, ReplyKind, ReplyParts};
+use crate::service::{MethodDescriptor, ReplyParts};
 use crate::session::CallId;
 use crate::status::{Code, Status};
 
@@ -81,12 +82,11 @@ enum State {
 
 /// An attempt that the session knows.
 #[derive(Debug, Clone, Copy)]
-struct Sent {
+struct Sent<'a> {
     call: CallId,
-    /// [`MethodDescriptor::dense_index`].
-    method_index: u32,
+    method: &'static MethodDescriptor,
     /// When it was sent, if it is one that is timed.
-    began: Option<Timed>,
+    began: Option<&'a Timed>,
 }
 
 /// What gives a waiting call its connection.
@@ -131,15 +131,14 @@ pub(crate) struct RawCall<'a> {
     /// than can be sent again.
     head_bytes: u32,
     on: Option<Arc<Connection>>,
-    // `ManuallyDrop`, because these are mostly `None`: `drop` checks that inline, without a call to
-    // drop glue.
+    // `ManuallyDrop`, because these are mostly `None`: `drop` checks that inline, all at once.
     body: ManuallyDrop<Option<OutBuf>>,
     extras: ManuallyDrop<Option<Box<Extras>>>,
     beside: ManuallyDrop<Option<Box<Beside>>>,
 }
 
 // With the decoder, a call is moved without a call of `memcpy`.
-const _: () = assert!(size_of::<RawCall<'_>>() <= 120, "a call is moved several times");
+const _: () = assert!(size_of::<RawCall<'_>>() <= 96, "a call is moved several times");
 
 impl<'a> RawCall<'a> {
     #[inline]
@@ -200,7 +199,7 @@ impl<'a> RawCall<'a> {
         if !matches!(self.state, State::Over) {
             self.via.channel().counts.on_unsent(self.method, status.code());
         }
-        self.over(CallOutcome::Failed(status.of_call(self.method)));
+        self.over(Some(Err(status.of_call(self.method))));
     }
 
     /// Ends the call; the first poll gets the outcome.
@@ -212,22 +211,34 @@ impl<'a> RawCall<'a> {
         self.state = State::Over;
     }
 
-    /// Sends the request and moves the call out, detached from the channel borrow.
-    pub(crate) fn start(&mut self) -> RawCall<'static> {
+    /// Sends the request, if that was not done before.
+    pub(crate) fn start(&mut self) {
         if let State::Ready = self.state {
-            let mut found = CallOutcome::Nothing;
+            let mut found = None;
             self.send(false, &mut found);
-            if !matches!(found, CallOutcome::Nothing) {
+            if found.is_some() {
                 self.over(found);
             }
             if let State::Waiting = self.state {
                 self.via.channel().kick();
             }
         }
-        self.detached()
+    }
+
+    /// The call, detached from the channel borrow.
+    #[inline]
+    pub(crate) fn into_detached(self) -> RawCall<'static> {
+        let mut this = ManuallyDrop::new(self);
+        let detached = this.detached();
+        // Nothing else is left in it.
+        if let Via::Owned(_) = this.via {
+            drop(ManuallyDrop::into_inner(this));
+        }
+        detached
     }
 
     /// Moves the call out, detached from the channel borrow.
+    #[inline]
     pub(crate) fn detached(&mut self) -> RawCall<'static> {
         RawCall {
             via: Via::Owned(Arc::clone(self.via.channel())),
@@ -256,50 +267,65 @@ impl<'a> RawCall<'a> {
     }
 
     fn poll_attempt(&mut self, cx: &mut Context<'_>, found: &mut CallOutcome) -> Poll<()> {
+        let mut turn = None;
         loop {
             match self.state {
-                State::Ready => {
-                    // Tokio's coop budget: a loop of calls that are answered at once must not
-                    // starve the other tasks of its thread.
-                    let Poll::Ready(turn) = tokio::task::coop::poll_proceed(cx) else {
-                        return self.send_and_yield(found);
-                    };
-                    self.send(true, found);
-                    if let State::InFlight(call) = self.state {
-                        std::task::ready!(self.poll_outcome(call, cx, found));
-                    }
-                    match self.state {
-                        State::Done => turn.made_progress(),
-                        // Its end takes part of the budget.
-                        _ => continue,
-                    }
-                }
                 State::InFlight(call) => std::task::ready!(self.poll_outcome(call, cx, found)),
-                State::Waiting => {
-                    std::task::ready!(self.poll_waiting(cx));
-                    continue;
-                }
+                // A turn that was not used is given back first: its drop sets the budget to what was there before.
                 State::Over => {
-                    // Calls that fail at once as well. One that has a second attempt was on its way, and may not
-                    // end with this one.
-                    if self.extras.as_ref().is_none_or(|extras| extras.hedge.is_none()) {
-                        std::task::ready!(tokio::task::coop::poll_proceed(cx)).made_progress();
-                    }
-                    self.take_found(found);
-                    return Poll::Ready(());
+                    drop(turn.take());
+                    return self.poll_over(cx, found);
                 }
-                State::Done => panic!("`Call` polled after completion"),
+                _ => {
+                    drop(turn.take());
+                    turn = std::task::ready!(self.poll_unsent(cx, found));
+                }
             }
             if let State::Done = self.state {
+                // An outcome that was waited for needs none: its task has slept, or led.
+                if let Some(turn) = turn {
+                    turn.made_progress();
+                }
                 return Poll::Ready(());
             }
         }
     }
 
+    /// The next step of a call of which nothing is sent. Gives what it has of tokio's coop budget if it
+    /// is sent: a loop of calls that are answered at once must not starve the other tasks of its thread.
+    fn poll_unsent(
+        &mut self,
+        cx: &mut Context<'_>,
+        found: &mut CallOutcome,
+    ) -> Poll<Option<RestoreOnPending>> {
+        match self.state {
+            State::Ready => {
+                let Poll::Ready(turn) = tokio::task::coop::poll_proceed(cx) else {
+                    return self.send_and_yield(found);
+                };
+                self.send(true, found);
+                Poll::Ready(Some(turn))
+            }
+            State::Waiting => self.poll_waiting(cx).map(|()| None),
+            _ => panic!("`Call` polled after completion"),
+        }
+    }
+
+    #[cold]
+    fn poll_over(&mut self, cx: &mut Context<'_>, found: &mut CallOutcome) -> Poll<()> {
+        // Calls that fail at once take part of the budget as well. One that has a second attempt was on its
+        // way, and may not end with this one.
+        if self.extras.as_ref().is_none_or(|extras| extras.hedge.is_none()) {
+            std::task::ready!(tokio::task::coop::poll_proceed(cx)).made_progress();
+        }
+        self.take_found(found);
+        Poll::Ready(())
+    }
+
     /// The task has had its turn, and is woken to have the next one. The request leaves all the same: the
     /// others get theirs while it is on its way, and find that they are not alone.
     #[cold]
-    fn send_and_yield(&mut self, found: &mut CallOutcome) -> Poll<()> {
+    fn send_and_yield<T>(&mut self, found: &mut CallOutcome) -> Poll<T> {
         let own = self.extras.as_ref().and_then(|extras| extras.when_full);
         // Calls that would rather be refused than wait leave in turns, which others may answer meanwhile.
         if own.unwrap_or(self.via.channel().when_full) == WhenFull::Refuse {
@@ -320,43 +346,63 @@ impl<'a> RawCall<'a> {
     }
 
     /// The input of the reply's decoder.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn finish(&mut self, mut found: CallOutcome) -> ReplyParts {
         self.state = State::Done;
-        let codec = self.via.channel().codec;
         let mut into = None;
-        if let Some(extras) = &mut *self.extras {
-            into = extras.into.take();
-            // Before the interceptors: what they take is none of the call's time.
-            if let Some(hedge) = extras.hedge.take() {
-                hedge.end(self.via.channel(), self.method, &found);
-            }
+        if self.extras.is_some() {
+            into = self.finish_extras(&mut found);
         }
         if let Some(beside) = self.beside.take() {
             self.end_beside(beside, &mut found);
         }
-        if let Some(span) = self.extras.as_mut().and_then(|extras| extras.span.take()) {
-            Self::end_trace(span, &found);
-        }
+        let (codec, method) = (self.via.channel().codec, self.method);
+        // By its parts, as what lies between these would be moved, too.
         let outcome = match found {
-            CallOutcome::Ok(message) => Ok((ReplyKind::Ok, message)),
-            CallOutcome::UserError(message) => Ok((ReplyKind::UserError, message)),
-            CallOutcome::Failed(status) => Err(status),
-            CallOutcome::Nothing => Err(Code::Unknown.into()),
+            Some(Ok((kind, message))) => Ok((kind, message)),
+            Some(Err(status)) => Err(status),
+            None => Err(Code::Unknown.into()),
         };
-        ReplyParts { codec, method: self.method, outcome, into }
+        ReplyParts { codec, method, outcome, into }
+    }
+
+    /// Gives the memory for the reply.
+    #[inline(never)]
+    fn finish_extras(&mut self, found: &mut CallOutcome) -> Option<Box<BulkMut>> {
+        let extras = (*self.extras).as_mut()?;
+        let (into, span) = (extras.into.take(), extras.span.take());
+        // Before the interceptors: what they take is none of the call's time.
+        if let Some(hedge) = extras.hedge.take() {
+            hedge.end(self.via.channel(), self.method, found);
+        }
+        if let Some(beside) = self.beside.take() {
+            self.end_beside(beside, found);
+        }
+        if let Some(span) = span {
+            Self::end_trace(span, found);
+        }
+        into
     }
 }
 
 impl Drop for RawCall<'_> {
+    // Nearly all have ended, and have nothing left.
     #[inline]
     fn drop(&mut self) {
+        let is_in_flight = matches!(self.state, State::InFlight(_));
+        if is_in_flight || self.body.is_some() || self.extras.is_some() || self.beside.is_some() {
+            self.drop_rest();
+        }
+    }
+}
+
+impl RawCall<'_> {
+    #[cold]
+    fn drop_rest(&mut self) {
         if let (State::InFlight(call), Some(connection)) = (self.state, &self.on) {
             cancel(connection, call, self.method);
         }
-        if let Some(body) = self.body.take() {
-            drop(body);
-        }
+        drop(self.body.take());
         if let Some(extras) = self.extras.take() {
             drop_extras(extras);
         }
@@ -364,16 +410,14 @@ impl Drop for RawCall<'_> {
             self.drop_beside(beside);
         }
     }
-}
 
-impl RawCall<'_> {
     /// The source of its stream has failed: so that is the outcome, whatever the server answered.
     #[cold]
     pub(crate) fn end_by_source(&mut self, found: &mut CallOutcome, status: Status) {
         if let Some(load) = self.take_load() {
             load.let_go(found);
         }
-        *found = CallOutcome::Failed(status);
+        *found = Some(Err(status));
     }
 }
 

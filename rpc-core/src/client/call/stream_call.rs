@@ -18,7 +18,6 @@ use super::raw_call::RawCall;
 use super::raw_call::streaming::Accepted;
 use crate::metadata::Metadata;
 use crate::service::ReplyParts;
-use crate::service::reply::CallOutcome;
 use crate::status::Status;
 use crate::stream::Streaming;
 use crate::stream::item::Decode;
@@ -121,8 +120,9 @@ impl<'a, T, R, E, X, U> StreamCall<'a, T, R, E, X, U> {
     /// Sends the request now, if the channel is connected, and ends the borrow of the channel, so that the call can be spawned,
     /// or awaited together with others.
     pub fn start(mut self) -> StreamCall<'static, T, R, E, X, U> {
-        let Self { upload, decoders, .. } = self;
-        StreamCall { call: self.call.start(), upload, decoders }
+        self.call.start();
+        let Self { call, upload, decoders } = self;
+        StreamCall { call: call.into_detached(), upload, decoders }
     }
 }
 
@@ -152,7 +152,7 @@ where
             (Accepted::Yes, Some(upload)) => {
                 let StreamDecoders { item, end, .. } = this.decoders;
                 // Sent already: this only makes it independent of the channel's borrow.
-                let call = this.call.start();
+                let call = this.call.detached();
                 Ok(Streaming::of_results(call, item, end, upload))
             }
             (Accepted::Yes, None) => panic!("a `StreamCall` was polled after completion"),
@@ -191,8 +191,9 @@ impl<'a, O, U> UploadCall<'a, O, U> {
     /// Sends the request now, if the channel is connected, and ends the borrow of the channel, so that the call can be spawned,
     /// or awaited together with others. Items are sent when it is polled.
     pub fn start(mut self) -> UploadCall<'static, O, U> {
-        let Self { upload, decode, .. } = self;
-        UploadCall { call: self.call.start(), upload, decode }
+        self.call.start();
+        let Self { call, upload, decode } = self;
+        UploadCall { call: call.into_detached(), upload, decode }
     }
 }
 
@@ -214,7 +215,7 @@ impl<O, U: Pump> UploadCall<'_, O, U> {
             // Pending or not: the outcome may have come.
             let _ = self.upload.poll_pump(cx, &pumped);
         }
-        let mut found = CallOutcome::Nothing;
+        let mut found = None;
         std::task::ready!(self.call.poll(cx, &mut found));
         step.made_progress();
         if let Some(status) = self.upload.end() {

@@ -35,7 +35,10 @@ use super::queue_pair::QueuePair;
 use super::sink::{CqQueues, Sink};
 use super::wire::Wire;
 
+mod bells;
 mod shared;
+#[cfg(test)]
+mod testing;
 mod watching;
 
 /// A QP leaves the hot list when the polls since its last activity, times the number of hot QPs,
@@ -47,6 +50,8 @@ const COSTLY: u64 = 512;
 const EVENTS_EVERY: u64 = 256;
 /// Most doorbells that wait for the next poll.
 const MOST_HELD_BELLS: usize = 16;
+/// Polls in a row that leave an acknowledgement held, though all find something.
+const MOST_HOLDING_POLLS: u32 = 4;
 /// What an event of the epoll set refers to.
 const KIND_OWN_BELL: u64 = 0;
 const KIND_QP: u64 = 1;
@@ -69,6 +74,8 @@ pub(super) struct SoftCompletionQueue {
     cursor: usize,
     /// QPs whose peer's doorbell is checked when the batch ends.
     bells: Vec<u32>,
+    /// Polls in a row that began with something in `bells`, since all of them were rung.
+    holding_polls: u32,
     queues: CqQueues,
     events: VecDeque<QpEvent>,
     epoll: OwnedFd,
@@ -103,6 +110,7 @@ impl SoftCompletionQueue {
             hot: Vec::new(),
             cursor: 0,
             bells: Vec::new(),
+            holding_polls: 0,
             queues: CqQueues::default(),
             events: VecDeque::new(),
             epoll,
@@ -217,7 +225,7 @@ impl SoftCompletionQueue {
                 self.cursor = at;
                 break;
             }
-            let mut sink = Sink { polled: Some((completions, room)), queues: &mut self.queues };
+            let mut sink = Sink::polled(completions, room, &mut self.queues);
             let visit = qp.visit(&mut sink, &mut self.events);
             if visit.bell && !std::mem::replace(&mut qp.notify_listed, true) {
                 self.bells.push(index);
@@ -266,26 +274,6 @@ impl SoftCompletionQueue {
         });
     }
 
-    /// Rings the doorbells of all peers that were sent something and have armed (invariant 3).
-    #[inline]
-    fn ring_bells(&mut self) {
-        if !self.bells.is_empty() {
-            self.ring_listed_bells();
-        }
-    }
-
-    #[inline(never)]
-    fn ring_listed_bells(&mut self) {
-        fence(Ordering::SeqCst);
-        for index in &self.bells {
-            if let Some(qp) = self.entries[*index as usize].qp.as_deref_mut() {
-                qp.notify_listed = false;
-                notify(qp, &mut self.hot);
-            }
-        }
-        self.bells.clear();
-    }
-
     /// Runs `act` on a QP. Wakes an armed CQ if that queued completions.
     fn with_qp<T>(
         &mut self,
@@ -294,7 +282,7 @@ impl SoftCompletionQueue {
     ) -> Option<T> {
         let qp = find(&mut self.entries, handle)?;
         let before = self.queues.completions.len();
-        let mut sink = Sink { polled: None, queues: &mut self.queues };
+        let mut sink = Sink::queued(&mut self.queues);
         let result = act(qp, &mut sink);
         if self.queues.completions.len() > before {
             self.fire();
@@ -370,7 +358,7 @@ impl CompletionQueue for SoftCompletionQueue {
     ) -> Result<usize, ProviderError> {
         let start = completions.len();
         self.clock += 1;
-        self.ring_bells();
+        self.ring_bells_in_poll();
         let looks = self.clock.is_multiple_of(EVENTS_EVERY) | std::mem::take(&mut self.attends);
         let mut disturbed = looks && self.look_around();
         if !self.queues.completions.is_empty() {
@@ -388,7 +376,7 @@ impl CompletionQueue for SoftCompletionQueue {
             return Ok(polled);
         }
         // The owner may sleep now, so no doorbell that a peer waits for may be held back.
-        self.ring_bells();
+        self.ring_all_bells();
         if disturbed {
             self.fire();
         }
@@ -396,7 +384,7 @@ impl CompletionQueue for SoftCompletionQueue {
     }
 
     fn arm(&mut self) -> Result<(), ProviderError> {
-        self.ring_bells();
+        self.ring_all_bells();
         self.unmute_all()?;
         self.armed = true;
         for index in &self.hot {
@@ -432,7 +420,7 @@ impl CompletionQueue for SoftCompletionQueue {
             return Err(PostError { posted: 0, kind: PostErrorKind::UnknownQp });
         };
         let before = self.queues.completions.len();
-        let mut sink = Sink { polled: None, queues: &mut self.queues };
+        let mut sink = Sink::queued(&mut self.queues);
         let result = qp.post_send(wrs, &mut sink);
         if !std::mem::replace(&mut qp.notify_listed, true) {
             self.bells.push(index);
@@ -517,13 +505,7 @@ impl CompletionQueue for SoftCompletionQueue {
 
     #[inline]
     fn flush_soon(&mut self) {
-        let may_wait = |index: &u32| {
-            self.entries[*index as usize].qp.as_deref().is_some_and(QueuePair::may_wait)
-        };
-        // Held ones are looked at for each post, so they are few.
-        if self.bells.len() > MOST_HELD_BELLS || !self.bells.iter().all(may_wait) {
-            self.ring_listed_bells();
-        }
+        self.ring_bells_soon();
     }
 
     fn state(&self, qp: QpHandle) -> Option<QpState> {
@@ -549,12 +531,12 @@ impl CompletionQueue for SoftCompletionQueue {
     }
 
     fn modify_to_error(&mut self, qp: QpHandle) -> Result<(), ProviderError> {
-        self.ring_bells();
+        self.ring_all_bells();
         self.with_qp(qp, QueuePair::modify_to_error).ok_or(ProviderError::UnknownQp)
     }
 
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), ProviderError> {
-        self.ring_bells();
+        self.ring_all_bells();
         find(&mut self.entries, qp).ok_or(ProviderError::UnknownQp)?;
         let entry = &mut self.entries[qp.index as usize];
         entry.generation = entry.generation.wrapping_add(1);

@@ -22,6 +22,7 @@ mod bell;
 mod cq;
 mod domain;
 mod doorbell;
+mod in_flight;
 mod landing;
 mod mapping;
 mod mem;

@@ -1,4 +1,4 @@
-//! A posted RECV.
+//! Posted RECVs, and a queue of them.
 #![allow(unsafe_code, reason = "names bytes of registered memory")]
 
 use std::ptr::NonNull;
@@ -26,5 +26,133 @@ impl Posted {
         let (at, len) = (wr.buffer.as_ptr(), wr.buffer.len());
         let foreign = wr.buffer.region().domain() != domain;
         Self { wr, at, len, foreign }
+    }
+}
+
+/// Fewest places for RECVs, once there are any.
+const MIN_PLACES: usize = 16;
+
+/// Posted RECVs in post order: a ring of a power of two of places, or of none.
+///
+/// Invariant: the places of the numbers from `taken` to `posted` are full, all others are empty.
+#[derive(Debug, Default)]
+pub(super) struct Recvs {
+    places: Vec<Option<Posted>>,
+    /// How many were ever posted, modulo 2^64.
+    posted: usize,
+    /// How many of these are here no more.
+    taken: usize,
+}
+
+impl Recvs {
+    #[inline]
+    fn place(&self, number: usize) -> usize {
+        number & self.places.len().wrapping_sub(1)
+    }
+
+    #[inline]
+    fn len(&self) -> usize {
+        self.posted.wrapping_sub(self.taken)
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.posted == self.taken
+    }
+
+    /// Adds the one that `make` gives.
+    // Always inlined, and a closure, so that it is made where it is stored.
+    #[inline(always)]
+    pub(super) fn push(&mut self, make: impl FnOnce() -> Posted) {
+        if self.len() == self.places.len() {
+            self.grow();
+        }
+        let place = self.place(self.posted);
+        // So that nothing is to be dropped there.
+        if let Some(empty @ None) = self.places.get_mut(place) {
+            *empty = Some(make());
+            self.posted = self.posted.wrapping_add(1);
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        let count = self.len();
+        let all: Vec<_> = self.take_all().collect();
+        self.places.clear();
+        self.places.resize_with((2 * count).max(MIN_PLACES), || None);
+        all.into_iter().for_each(|recv| self.push(|| recv));
+    }
+
+    /// The first one.
+    #[inline]
+    pub(super) fn first(&self) -> Option<&Posted> {
+        self.places.get(self.place(self.taken))?.as_ref()
+    }
+
+    /// Takes the first one, if it is as wanted.
+    #[inline]
+    pub(super) fn take_if(&mut self, is_wanted: impl FnOnce(&Posted) -> bool) -> Option<Posted> {
+        let place = self.place(self.taken);
+        let first = self.places.get_mut(place)?.take_if(|recv| is_wanted(recv))?;
+        self.taken = self.taken.wrapping_add(1);
+        Some(first)
+    }
+
+    /// Takes the first one.
+    #[inline]
+    pub(super) fn take(&mut self) -> Option<Posted> {
+        self.take_if(|_| true)
+    }
+
+    /// Takes all of them, in order.
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = Posted> {
+        std::iter::from_fn(|| self.take())
+    }
+
+    /// All of them, in order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Posted> {
+        let numbers = (0..self.len()).map(|ahead| self.taken.wrapping_add(ahead));
+        numbers.filter_map(|number| self.places[self.place(number)].as_ref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use test_kit::for_seeds;
+
+    use super::*;
+    use crate::device::soft::mem_device;
+    use crate::memory::region::BufferPool;
+
+    const RUNS: u64 = if cfg!(miri) { 3 } else { 100 };
+
+    #[test]
+    fn recvs_leave_as_from_a_queue() {
+        let domain = mem_device().allocate_pd().unwrap();
+        let pool = BufferPool::allocate(&domain, 64, 256).unwrap();
+        for_seeds(0x1ec5, RUNS, |rng| {
+            let (mut recvs, mut queue) = (Recvs::default(), VecDeque::new());
+            // The counts wrap.
+            (recvs.posted, recvs.taken) = (usize::MAX - 20, usize::MAX - 20);
+            for wr_id in 0..200 {
+                if rng.chance(50) {
+                    let buffer = pool.take().unwrap();
+                    recvs.push(|| Posted::new(RecvWr { wr_id, buffer }, pool.domain()));
+                    queue.push_back(wr_id);
+                } else if rng.chance(20) {
+                    assert!(recvs.take_if(|_| false).is_none());
+                } else {
+                    assert_eq!(recvs.take().map(|recv| recv.wr.wr_id), queue.pop_front());
+                }
+                assert_eq!(recvs.first().map(|recv| recv.wr.wr_id), queue.front().copied());
+                assert!(recvs.iter().map(|recv| recv.wr.wr_id).eq(queue.iter().copied()));
+                assert_eq!(recvs.is_empty(), queue.is_empty());
+            }
+            assert!(recvs.take_all().map(|recv| recv.wr.wr_id).eq(queue));
+            assert!(recvs.is_empty());
+        });
     }
 }

@@ -24,6 +24,7 @@ use super::landing::{Refusal, TakePackets};
 use super::packet::{Head, Op};
 use super::requester::Requester;
 use super::responder::Responder;
+use super::ring::SLOT_BODY_BYTES;
 use super::sink::{Sink, Slots};
 use super::targets::PacketTargets;
 use super::wire::Wire;
@@ -163,6 +164,13 @@ impl QueuePair {
     #[inline]
     pub(super) fn may_wait(&self) -> bool {
         matches!(&self.wire, Wire::Tcp(wire) if wire.may_wait())
+    }
+
+    /// Whether the end of a batch leaves nothing to be told that cannot wait until a poll finds nothing.
+    #[inline]
+    pub(super) fn may_hold_bell(&self) -> bool {
+        matches!(&self.wire, Wire::Tcp(wire) if wire.may_wait_for_next())
+            && !self.requester.has_waiting()
     }
 
     /// Makes the next visit check more than the next packet.
@@ -482,11 +490,26 @@ impl QueuePair {
         matches!(self.wire, Wire::Tcp(_))
     }
 
-    /// Ends a batch on the wire. Returns whether WRs wait that no event of the peer will restart.
+    /// Ends a batch on the wire, after its fence: rings the peer's doorbell if it has armed, or writes what
+    /// waits. Returns whether WRs wait that no event of the peer will restart.
     #[inline]
     pub(super) fn notify(&mut self) -> bool {
-        self.wire.notify();
-        self.requester.has_waiting() && self.is_costly()
+        match &mut self.wire {
+            Wire::None => false,
+            Wire::Ring(wire) => {
+                wire.notify();
+                false
+            }
+            Wire::Tcp(_) => self.write_out(),
+        }
+    }
+
+    #[inline(never)]
+    fn write_out(&mut self) -> bool {
+        if let Wire::Tcp(wire) = &mut self.wire {
+            wire.flush();
+        }
+        self.requester.has_waiting()
     }
 }
 
@@ -494,18 +517,20 @@ impl QueuePair {
 #[inline]
 fn take_whole_send(word: u32, wire: &mut RingWire, targets: &mut PacketTargets<'_, '_>) -> bool {
     let Some(len) = Head::whole_send_bytes(word) else { return false };
-    if len > wire.ring.max_body_bytes() {
+    // One of a single slot is never too long.
+    if len > SLOT_BODY_BYTES && len > wire.ring.max_body_bytes() {
         return false;
     }
-    let Some(landing) = targets.responder.begin_whole_send(len) else { return false };
-    // SAFETY: the landing has room for `len` bytes, in registered memory.
-    unsafe { wire.ring.copy_body(0, landing, len) };
-    wire.ring.consume(len);
-    targets.responder.finish_whole_send(len, targets.sink, targets.used);
+    let Some(recv) = targets.responder.begin_whole_send(len) else { return false };
+    // SAFETY: the RECV has room for `len` bytes, in registered memory that it owns.
+    unsafe { wire.ring.take_body(recv.at, len) };
+    targets.responder.finish_whole_send(recv, len, targets.sink, targets.used);
     true
 }
 
 /// Takes one packet off the ring and does what it says.
+// Never inlined, so that the loop around it keeps what the fast path needs in registers.
+#[inline(never)]
 fn take_packet(
     word: u32,
     wire: &mut RingWire,

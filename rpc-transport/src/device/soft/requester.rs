@@ -5,8 +5,7 @@
 //!
 //! Invariants:
 //! 1. WRs start in post order; one that waits keeps all later ones waiting (contract rule 1).
-//! 2. `in_flight` is in post order, and its `end` positions never decrease; it completes from the
-//!    front only.
+//! 2. `holds` has the memory of those in flight that have some, in their order.
 //! 3. Bytes on the wire may point into `holds` and `waiting` (a tcp wire gathers from there),
 //!    so their memory is released only on completion, or after the wire has stopped using it.
 #![allow(unsafe_code, reason = "gathers from registered memory")]
@@ -20,6 +19,7 @@ use crate::device::{
 };
 use crate::memory::region::{Buffer, MemoryRegion};
 
+use super::in_flight::{InFlight, InFlightWr};
 use super::packet::{Extension, Flags, MAX_READS, Nak, Op, Span};
 use super::ring::{Feedback, Piece, Unsent};
 use super::sink::{Sink, Slots};
@@ -79,18 +79,6 @@ impl Held {
     }
 }
 
-/// A WR on the wire.
-#[derive(Debug)]
-struct InFlight {
-    wr_id: u64,
-    /// Position of the wire after the message: the message is accepted once the peer's position has
-    /// reached it.
-    end: u64,
-    signaled: bool,
-    /// Its memory is the first of `Requester::holds` that no earlier one has.
-    holds: bool,
-}
-
 /// The memory of a WR on the wire. Apart, as most have none, so that they are short.
 #[derive(Debug)]
 struct Holding {
@@ -140,8 +128,8 @@ pub(super) struct Requester {
     domain: u64,
     max_wr: u32,
     max_inline_bytes: u32,
-    in_flight: VecDeque<InFlight>,
-    /// The memory of those in flight that have some, in the same order.
+    in_flight: InFlight,
+    /// Invariant 2.
     holds: VecDeque<Holding>,
     waiting: VecDeque<Waiting>,
     /// Unsignaled WRs that are done but keep their slots (contract rule 4).
@@ -159,7 +147,7 @@ impl Requester {
             domain,
             max_wr,
             max_inline_bytes,
-            in_flight: VecDeque::new(),
+            in_flight: InFlight::default(),
             holds: VecDeque::new(),
             waiting: VecDeque::new(),
             unreported: 0,
@@ -291,7 +279,7 @@ impl Requester {
     #[inline]
     fn fly(&mut self, wr_id: u64, end: u64, signaled: bool) {
         self.signaled += u32::from(signaled);
-        self.in_flight.push_back(InFlight { wr_id, end, signaled, holds: false });
+        self.in_flight.push(InFlightWr { wr_id, end, signaled, holds: false });
     }
 
     /// A WR that waited is on the wire.
@@ -299,13 +287,13 @@ impl Requester {
         self.signaled += u32::from(gone.signaled);
         self.reads += usize::from(reading);
         let (wr_id, signaled) = (gone.wr_id, gone.signaled);
-        self.in_flight.push_back(InFlight { wr_id, end, signaled, holds: true });
+        self.in_flight.push(InFlightWr { wr_id, end, signaled, holds: true });
         self.holds.push_back(Holding { held: gone.held, reading: reading.then_some(0) });
     }
 
     /// The memory of the WR that is the first in flight, or has just been.
     #[inline]
-    fn take_held(&mut self, wr: &InFlight) -> Held {
+    fn take_held(&mut self, wr: &InFlightWr) -> Held {
         if !wr.holds {
             return Held::Nothing;
         }
@@ -372,22 +360,17 @@ impl Requester {
         sink: &mut Sink<'_>,
         used: &mut Slots,
     ) -> Result<(), Status> {
-        while let Some(front) = self.in_flight.front() {
-            let is_reading = |holding: &Holding| holding.reading.is_some();
-            if front.end > feedback.accepted
-                || front.holds && self.holds.front().is_some_and(is_reading)
-            {
-                break;
-            }
-            let Some(done) = self.in_flight.pop_front() else { break };
+        loop {
+            let is_reading = self.holds.front().is_some_and(|holding| holding.reading.is_some());
+            let must_stay = |wr: &InFlightWr| wr.holds && is_reading;
+            let (silent, done) = self.in_flight.take_accepted(feedback.accepted, must_stay);
+            self.unreported += silent;
+            let Some(done) = done else { break };
+            let held = self.take_held(&done);
             if done.signaled {
                 self.signaled -= 1;
-                let held = self.take_held(&done);
                 self.complete(done.wr_id, Status::Success, held, sink, used);
             } else {
-                if done.holds {
-                    self.holds.pop_front();
-                }
                 self.unreported += 1;
             }
         }
@@ -410,7 +393,7 @@ impl Requester {
     ) {
         let frees = Slots::sends(self.unreported + 1);
         self.unreported = 0;
-        let completion = Completion {
+        let make = || Completion {
             qp: self.handle,
             wr_id,
             kind: CompletionKind::Send,
@@ -419,7 +402,7 @@ impl Requester {
             imm: None,
             buffer: held.into_buffer(),
         };
-        sink.push(completion, frees, used);
+        sink.push(make, frees, used);
     }
 
     /// Flushes everything; the first WR gets status `first` if it is given (contract rule 8). The
@@ -427,7 +410,7 @@ impl Requester {
     pub(super) fn flush(&mut self, first: Option<Status>, sink: &mut Sink<'_>, used: &mut Slots) {
         let mut status = first.unwrap_or(Status::FlushError);
         (self.signaled, self.reads) = (0, 0);
-        for wr in std::mem::take(&mut self.in_flight) {
+        while let Some(wr) = self.in_flight.take_first() {
             let held = self.take_held(&wr);
             self.complete(wr.wr_id, status, held, sink, used);
             status = Status::FlushError;

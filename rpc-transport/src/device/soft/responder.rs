@@ -4,7 +4,7 @@
 //! packet says. Never touches the SQ.
 //!
 //! Invariants:
-//! 1. RECVs are consumed in post order. The RECV of a message that is arriving stays at the front
+//! 1. RECVs are consumed in post order. The RECV of a message that arrives in steps stays at the front
 //!    of `recvs` until the message is complete, so a flush finds it.
 //! 2. A [`Landing`] is valid for the payload of the packet that it was given for, until the packet
 //!    is finished or the responder flushed, whichever comes first.
@@ -21,7 +21,7 @@ use crate::memory::pages;
 use super::domain::{DomainTable, Memory, Registered};
 use super::landing::{Landing, Refusal};
 use super::packet::{Extension, Flags, Head, MAX_READS, Op, Span};
-use super::posted::Posted;
+use super::posted::{Posted, Recvs};
 use super::prefetch;
 use super::ring::Piece;
 use super::sink::{Sink, Slots};
@@ -48,7 +48,7 @@ pub(super) struct Responder {
     handle: QpHandle,
     domain: Arc<DomainTable>,
     max_wr: u32,
-    recvs: VecDeque<Posted>,
+    recvs: Recvs,
     /// RECVs come from the SRQ as messages begin, and `recvs` holds the one of the message that is
     /// arriving.
     uses_srq: bool,
@@ -63,7 +63,7 @@ impl Responder {
         max_wr: u32,
         uses_srq: bool,
     ) -> Self {
-        let (recvs, answers) = (VecDeque::new(), VecDeque::new());
+        let (recvs, answers) = (Recvs::default(), VecDeque::new());
         Self { handle, domain, max_wr, recvs, uses_srq, message: Message::None, answers }
     }
 
@@ -78,7 +78,8 @@ impl Responder {
             return Err((self.max_wr, wr));
         }
         used.recvs += 1;
-        self.recvs.push_back(Posted::new(wr, self.domain.id()));
+        let domain = self.domain.id();
+        self.recvs.push(|| Posted::new(wr, domain));
         Ok(())
     }
 
@@ -89,7 +90,9 @@ impl Responder {
         let count = u32::try_from(wrs.len()).unwrap_or(u32::MAX).min(room);
         used.recvs += count;
         let domain = self.domain.id();
-        self.recvs.extend(wrs.drain(..count as usize).map(|wr| Posted::new(wr, domain)));
+        for wr in wrs.drain(..count as usize) {
+            self.recvs.push(|| Posted::new(wr, domain));
+        }
         if wrs.is_empty() { Ok(()) } else { Err(self.max_wr) }
     }
 
@@ -114,21 +117,26 @@ impl Responder {
         }
     }
 
-    /// If a single-packet SEND of `len` bytes can be received in one step, says where its payload
-    /// goes; then [`Responder::finish_whole_send`] must follow.
+    /// The RECV for a single-packet SEND of `len` bytes, if that can be received in one step; then
+    /// [`Responder::finish_whole_send`] must follow.
     #[inline]
-    pub(super) fn begin_whole_send(&self, len: usize) -> Option<Landing> {
-        let recv = self.recvs.front()?;
-        let fits = len <= recv.len && !recv.foreign && matches!(self.message, Message::None);
-        fits.then_some(recv.at)
+    pub(super) fn begin_whole_send(&mut self, len: usize) -> Option<Posted> {
+        let is_between_messages = matches!(self.message, Message::None);
+        self.recvs.take_if(|recv| len <= recv.len && !recv.foreign && is_between_messages)
     }
 
     /// Completes the RECV that [`Responder::begin_whole_send`] returned.
     #[inline]
-    pub(super) fn finish_whole_send(&mut self, len: usize, sink: &mut Sink<'_>, used: &mut Slots) {
-        self.received(CompletionKind::Recv, len as u64, None, sink, used);
+    pub(super) fn finish_whole_send(
+        &mut self,
+        recv: Posted,
+        len: usize,
+        sink: &mut Sink<'_>,
+        used: &mut Slots,
+    ) {
+        self.complete(recv, CompletionKind::Recv, len as u64, None, sink, used);
         // Prefetch the next buffer: buffers are used in turn, so it has probably left the cache.
-        if let Some(next) = self.recvs.front() {
+        if let Some(next) = self.recvs.first() {
             prefetch::line(next.at.as_ptr());
             prefetch::line(next.at.as_ptr().wrapping_add(64));
         }
@@ -159,9 +167,10 @@ impl Responder {
     /// The RECV at the front, which the next message takes.
     fn next_recv(&mut self, sink: &mut Sink<'_>) -> Option<&Posted> {
         if self.uses_srq && self.recvs.is_empty() {
-            self.recvs.extend(sink.take_shared());
+            let shared = sink.take_shared()?;
+            self.recvs.push(|| shared);
         }
-        self.recvs.front()
+        self.recvs.first()
     }
 
     fn begin_send(&mut self, head: Head, sink: &mut Sink<'_>) -> Result<Landing, Refusal> {
@@ -306,8 +315,6 @@ impl Responder {
     }
 
     /// Completes the RECV at the front.
-    // Always inlined, so that the completion of a message in one packet is built in its final place.
-    #[inline(always)]
     fn received(
         &mut self,
         kind: CompletionKind,
@@ -316,9 +323,24 @@ impl Responder {
         sink: &mut Sink<'_>,
         used: &mut Slots,
     ) {
-        let Some(Posted { wr: recv, .. }) = self.recvs.pop_front() else { return };
-        let completion = Completion {
-            qp: self.handle,
+        let Some(recv) = self.recvs.take() else { return };
+        self.complete(recv, kind, len, imm, sink, used);
+    }
+
+    // Always inlined, so that the completion of a message in one packet is built in its final place.
+    #[inline(always)]
+    fn complete(
+        &self,
+        Posted { wr: recv, .. }: Posted,
+        kind: CompletionKind,
+        len: u64,
+        imm: Option<u32>,
+        sink: &mut Sink<'_>,
+        used: &mut Slots,
+    ) {
+        let qp = self.handle;
+        let make = || Completion {
+            qp,
             wr_id: recv.wr_id,
             kind,
             status: Status::Success,
@@ -327,9 +349,9 @@ impl Responder {
             buffer: Some(recv.buffer),
         };
         if self.uses_srq {
-            sink.push_shared(completion);
+            sink.push_shared(make());
         } else {
-            sink.push(completion, Slots::ONE_RECV, used);
+            sink.push(make, Slots::ONE_RECV, used);
         }
     }
 
@@ -362,8 +384,8 @@ impl Responder {
         self.message = Message::None;
         self.answers.clear();
         let mut status = first.unwrap_or(Status::FlushError);
-        for Posted { wr: recv, .. } in self.recvs.drain(..) {
-            let completion = Completion {
+        for Posted { wr: recv, .. } in self.recvs.take_all() {
+            let make = || Completion {
                 qp: self.handle,
                 wr_id: recv.wr_id,
                 kind: CompletionKind::Recv,
@@ -373,9 +395,9 @@ impl Responder {
                 buffer: Some(recv.buffer),
             };
             if self.uses_srq {
-                sink.push_shared(completion);
+                sink.push_shared(make());
             } else {
-                sink.push(completion, Slots::ONE_RECV, used);
+                sink.push(make, Slots::ONE_RECV, used);
             }
             status = Status::FlushError;
         }

@@ -51,6 +51,8 @@ pub(super) const MAX_SLOTS: usize = 1024;
 
 /// Bytes of the sequence number and head in front of a packet's body.
 const WORD_BYTES: usize = 8;
+/// Longest body of a packet of one slot, bytes.
+pub(super) const SLOT_BODY_BYTES: usize = SLOT_BYTES - WORD_BYTES;
 /// Bytes in front of the slots: they and the first slots are one page of an idle connection.
 const CONTROL_BYTES: usize = 2 * SLOT_BYTES;
 const ACCEPTED: usize = 0;
@@ -121,6 +123,8 @@ pub(super) struct Ring<S = Mapping> {
     awaited: u64,
     /// One bit per slot: its first word was overwritten by payload (invariant 2).
     overwritten: Box<[u64]>,
+    /// How many bits are set there: none, as long as every packet fits in one slot.
+    overwritten_count: usize,
     /// Something was sent or accepted that the peer may be waiting for.
     bell_due: bool,
     ringer: Ringer,
@@ -149,6 +153,7 @@ impl<S: Segment> Ring<S> {
             accepted: 0,
             awaited: 0,
             overwritten: vec![0; slots.div_ceil(64)].into_boxed_slice(),
+            overwritten_count: 0,
             bell_due: false,
             ringer: Ringer::default(),
             head: 0,
@@ -231,12 +236,13 @@ impl<S: Segment> Ring<S> {
     #[inline]
     pub(super) fn push_send(&mut self, bytes: &[u8], ack: bool) -> Option<u64> {
         let body_bytes = bytes.len();
-        if body_bytes > SLOT_BYTES - WORD_BYTES || !self.has_room(2) {
+        if body_bytes > SLOT_BODY_BYTES || !self.has_room(2) {
             return None;
         }
         self.invalidate(self.tail + 1);
         let offset = self.slot_offset(self.tail);
-        self.own.put_private(offset + WORD_BYTES, bytes);
+        // SAFETY: one slot at the tail, which is inside; the bytes fit its body, as was looked at above.
+        unsafe { self.own.put_private(offset + WORD_BYTES, bytes) };
         #[allow(clippy::cast_possible_truncation, reason = "less than a slot")]
         let head = Head::whole_send(body_bytes as u16, ack);
         let word = u64::from(sequence(self.tail)) | u64::from(head) << 32;
@@ -271,10 +277,14 @@ impl<S: Segment> Ring<S> {
     /// Keeps invariant 2 for the slot that will be the tail.
     #[inline]
     fn invalidate(&mut self, position: u64) {
+        if self.overwritten_count == 0 {
+            return;
+        }
         let slot = self.slot_offset(position) / SLOT_BYTES;
         let bit = 1 << (slot % 64);
         if self.overwritten[slot / 64] & bit != 0 {
             self.overwritten[slot / 64] &= !bit;
+            self.overwritten_count -= 1;
             let at = CONTROL_BYTES + slot * SLOT_BYTES;
             // The release store that publishes the packet in front orders this store before it.
             self.own.long(at).store(0, Ordering::Relaxed);
@@ -283,7 +293,9 @@ impl<S: Segment> Ring<S> {
 
     fn mark_overwritten(&mut self, position: u64) {
         let slot = self.slot_offset(position) / SLOT_BYTES;
-        self.overwritten[slot / 64] |= 1 << (slot % 64);
+        let bit = 1 << (slot % 64);
+        self.overwritten_count += usize::from(self.overwritten[slot / 64] & bit == 0);
+        self.overwritten[slot / 64] |= bit;
     }
 
     /// Copies a piece to byte `at` of the slots, wrapping around. Returns where it ends.
@@ -388,6 +400,23 @@ impl<S: Segment> Ring<S> {
             // SAFETY: `rest <= bytes`, at most what is left of `to`.
             unsafe { self.peer.get(0, to, rest) };
         }
+    }
+
+    /// Copies the body of the next packet, `len` bytes, to `to`, and removes the packet from the ring.
+    ///
+    /// # Safety
+    /// As for [`Ring::copy_body`].
+    #[inline]
+    pub(super) unsafe fn take_body(&mut self, to: NonNull<u8>, len: usize) {
+        if len > SLOT_BODY_BYTES {
+            // SAFETY: by the caller.
+            unsafe { self.copy_body(0, to, len) };
+            return self.consume(len);
+        }
+        let at = self.slot_offset(self.head) + WORD_BYTES;
+        // SAFETY: it ends within its slot; `to` by the caller.
+        unsafe { self.peer.get(at, to, len) };
+        self.head += 1;
     }
 
     /// Copies out the extension of the next packet.

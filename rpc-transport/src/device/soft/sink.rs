@@ -48,37 +48,74 @@ pub(super) struct CqQueues {
 
 /// Receives the completions of one QP.
 pub(super) struct Sink<'a> {
-    /// While a poll runs: the caller's list, and how many more it accepts.
-    pub(super) polled: Option<(&'a mut Vec<Completion>, usize)>,
+    /// While a poll runs: the caller's list.
+    polled: Option<&'a mut Vec<Completion>>,
+    /// How many more that accepts. None while completions are queued, as those come first.
+    room: usize,
     /// The CQ's queues.
-    pub(super) queues: &'a mut CqQueues,
+    queues: &'a mut CqQueues,
+}
+
+impl<'a> Sink<'a> {
+    /// For a poll whose caller accepts `room` more completions in its list, while none are queued.
+    #[inline]
+    pub(super) fn polled(
+        list: &'a mut Vec<Completion>,
+        room: usize,
+        queues: &'a mut CqQueues,
+    ) -> Self {
+        debug_assert!(queues.completions.is_empty(), "queued completions come first");
+        Self { polled: Some(list), room, queues }
+    }
+
+    /// For all that happens between polls.
+    #[inline]
+    pub(super) fn queued(queues: &'a mut CqQueues) -> Self {
+        Self { polled: None, room: 0, queues }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn push_to_full(list: &mut Vec<Completion>, completion: Completion) {
+    list.push(completion);
 }
 
 impl Sink<'_> {
     /// Whether the poll's caller accepts more completions.
     #[inline]
     pub(super) fn has_room(&self) -> bool {
-        matches!(self.polled, Some((_, room)) if room > 0)
+        self.room > 0
     }
 
-    /// Delivers a completion; `used` are the occupied slots of its QP.
-    // Always inlined, so that a completion is built in its final place.
-    #[inline]
-    pub(super) fn push(&mut self, completion: Completion, frees: Slots, used: &mut Slots) {
+    /// Delivers the completion that `make` gives; `used` are the occupied slots of its QP.
+    // Always inlined, and a closure, so that it is built where it is stored.
+    #[inline(always)]
+    pub(super) fn push(
+        &mut self,
+        make: impl FnOnce() -> Completion,
+        frees: Slots,
+        used: &mut Slots,
+    ) {
         match &mut self.polled {
-            // Queued completions come first, so this one goes to the list only if none are queued.
-            Some((list, room)) if *room > 0 && self.queues.completions.is_empty() => {
-                *room -= 1;
+            Some(list) if self.room > 0 => {
+                self.room -= 1;
                 used.free(frees);
-                list.push(completion);
+                if list.len() < list.capacity() {
+                    // Known to have room, so that it is made in its place.
+                    list.push(make());
+                } else {
+                    push_to_full(list, make());
+                }
             }
-            _ => self.enqueue(completion, frees),
+            _ => self.enqueue(Queued { completion: make(), frees, is_shared: false }),
         }
     }
 
     #[cold]
-    fn enqueue(&mut self, completion: Completion, frees: Slots) {
-        self.queues.completions.push_back(Queued { completion, frees, is_shared: false });
+    fn enqueue(&mut self, queued: Queued) {
+        self.room = 0;
+        self.queues.completions.push_back(queued);
     }
 
     /// The first RECV of the SRQ.
@@ -89,17 +126,14 @@ impl Sink<'_> {
     /// Delivers the completion of a RECV of the SRQ.
     pub(super) fn push_shared(&mut self, completion: Completion) {
         match &mut self.polled {
-            Some((list, room)) if *room > 0 && self.queues.completions.is_empty() => {
-                *room -= 1;
+            Some(list) if self.room > 0 => {
+                self.room -= 1;
                 list.push(completion);
                 if let Some(srq) = &mut self.queues.srq {
                     srq.polled();
                 }
             }
-            _ => {
-                let frees = Slots::default();
-                self.queues.completions.push_back(Queued { completion, frees, is_shared: true });
-            }
+            _ => self.enqueue(Queued { completion, frees: Slots::default(), is_shared: true }),
         }
     }
 }

@@ -171,17 +171,6 @@ impl Wire {
         }
     }
 
-    /// Ends a batch: rings the peer's doorbell if it has armed, or writes what waits. Call it after
-    /// the batch's fence.
-    #[inline]
-    pub(super) fn notify(&mut self) {
-        match self {
-            Self::None => {}
-            Self::Ring(wire) => wire.notify(),
-            Self::Tcp(wire) => wire.flush(),
-        }
-    }
-
     /// Copies `from` into the peer's region, if the wire can.
     pub(super) fn place(&mut self, remote: RemoteSlice, from: Piece) -> Placement {
         match self {

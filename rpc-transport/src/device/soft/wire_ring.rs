@@ -182,6 +182,8 @@ impl RingWire {
         }
     }
 
+    // Apart, as it is a system call, and seldom needed where the peer polls.
+    #[inline(never)]
     fn ring_now(&self) {
         match &self.peer {
             Peer::Local { peer_bell, .. } => peer_bell.ring(),

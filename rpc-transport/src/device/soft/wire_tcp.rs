@@ -16,6 +16,7 @@
 //!    full. A wire that holds input has work, so the next visit continues with it.
 #![allow(unsafe_code, reason = "reads from a socket into registered memory")]
 
+mod acks;
 mod frame;
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ use std::sync::Arc;
 use crate::device::Traffic;
 use crate::memory::copy;
 
+use self::acks::Acks;
 pub(super) use self::frame::MAX_BODY_BYTES;
 use self::frame::{HEAD_BYTES, Inbound, decode_head, fill_head};
 use super::domain::Memory;
@@ -56,8 +58,6 @@ thread_local! {
 const VISIT_READS: usize = 8;
 /// Most frames that one visit processes, for the same reason.
 const VISIT_FRAMES: usize = 64;
-/// The peer is sent an acknowledgement at the latest after this many accepted packets.
-const ACK_EVERY: u64 = 32;
 
 /// So many bytes do not wait for the next poll.
 const WAIT_BYTES: u64 = 16 * 1024;
@@ -104,11 +104,7 @@ pub(super) struct TcpWire {
     /// Packets that the peer has accepted.
     peer_accepted: u64,
     nak: Option<Nak>,
-    /// Packets accepted here.
-    accepted: u64,
-    /// The value of `accepted` in the last frame sent.
-    told: u64,
-    ack_due: bool,
+    acks: Acks,
     /// Bytes read.
     received: u64,
     inbound: Inbound,
@@ -140,9 +136,7 @@ impl TcpWire {
             written: 0,
             peer_accepted: 0,
             nak: None,
-            accepted: 0,
-            told: 0,
-            ack_due: false,
+            acks: Acks::default(),
             received: 0,
             inbound: Inbound::START,
             leftover: Vec::new(),
@@ -186,10 +180,8 @@ impl TcpWire {
     /// Adds head and extension of a frame to the outbox. The caller has checked the length of the
     /// body.
     fn frame(&mut self, op: Op, flags: Flags, extension: Extension, payload: usize) {
-        let (bytes, len) = frame::encode_head(self.accepted, op, flags, extension, payload);
+        let (bytes, len) = frame::encode_head(self.acks.tell(), op, flags, extension, payload);
         self.outbox.copy(&bytes[..len]);
-        self.told = self.accepted;
-        self.ack_due = false;
     }
 
     /// Sends a packet, copying its payload.
@@ -264,7 +256,7 @@ impl TcpWire {
     }
 
     fn acknowledge(&mut self) {
-        if self.ack_due && !self.closing {
+        if self.acks.are_due() && !self.closing {
             self.frame(Op::Ack, Flags::FIRST.with(Flags::LAST), Extension::None, 0);
         }
     }
@@ -356,7 +348,12 @@ impl TcpWire {
 
     /// Whether the peer must be told of accepted packets.
     pub(super) fn owes_ack(&self) -> bool {
-        self.ack_due
+        self.acks.are_due()
+    }
+
+    /// Whether there is nothing to write but, at most, an acknowledgement that the next packet can carry.
+    pub(super) fn may_wait_for_next(&self) -> bool {
+        self.acks.may_wait() && self.outbox.is_empty()
     }
 
     /// Reads and processes what has come, as long as the CQ's owner accepts completions.
@@ -540,11 +537,9 @@ impl TcpWire {
         }
         let (head, extension) = (*head, *extension);
         self.inbound = Inbound::START;
+        let is_large = head.payload_bytes() >= GATHER_FROM_BYTES;
         targets.finish(head, extension)?;
-        self.accepted += 1;
-        if head.flags.contains(Flags::ACK) || self.accepted - self.told >= ACK_EVERY {
-            self.ack_due = true;
-        }
+        self.acks.on_accepted(head.flags.contains(Flags::ACK), is_large);
         Ok(())
     }
 

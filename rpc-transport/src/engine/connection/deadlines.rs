@@ -27,7 +27,7 @@ impl<P: Protocol> Connection<P> {
 
     /// Whether the registered deadline is early enough. A quick check: false means "not sure".
     #[inline]
-    pub(super) fn is_deadline_registered(&self) -> bool {
+    pub(crate) fn is_deadline_registered(&self) -> bool {
         if !matches!(self.pressing, Pressing::Nothing) || self.link.is_none() {
             return false;
         }
@@ -42,7 +42,7 @@ impl<P: Protocol> Connection<P> {
     /// The deadline to register, if the registered one is missing or too late, and the one that it
     /// replaces. The link's own deadline only moves later, except when a Ping is answered, and in
     /// `on_timeout`, when nothing is registered.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn deadline_to_register(&mut self) -> Option<(Instant, Option<Instant>)> {
         if self.is_deadline_registered() {
             return None;

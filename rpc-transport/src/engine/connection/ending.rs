@@ -38,7 +38,10 @@ impl<P: Protocol> Connection<P> {
 
     /// Ends the connection: tells the protocol, and a peer that broke a rule, and moves the QP to
     /// ERR (invariants 2, 4 and 5).
+    #[cold]
+    #[inline(never)]
     pub(crate) fn fail(&mut self, cq: &mut dyn CompletionQueue, cause: &CloseCause) {
+        self.disturb();
         let Some(queue_pair) = &mut self.queue_pair else { return };
         if matches!(queue_pair.phase, Phase::Draining { .. }) {
             return;

@@ -51,7 +51,7 @@ pub(crate) struct ConnectionQp {
     pub(crate) recv_buffers: RecvBuffers,
     pub(super) send_buffers: SendBuffers,
     pub(crate) posted_recv: u32,
-    /// RECVs of the window of now: at least so many are posted whenever something is sent, not counting the
+    /// RECVs of the window of now: at least so many are posted whenever credits are granted, not counting the
     /// spare (credit rule 2).
     pub(super) window_recv: u32,
     /// The buffer of the RECV that completed last, not reposted yet.
@@ -165,6 +165,16 @@ impl ConnectionQp {
         let posted = cq.post_recvs(self.qp, wrs);
         self.posted_recv += u32::try_from(count - wrs.len()).unwrap_or(u32::MAX);
         posted.map_err(|error| refused(&error))
+    }
+
+    /// A RECV has been taken that `reposts` does not have yet: all of the window are posted, or about to be.
+    #[inline]
+    pub(super) fn check_window(&self, reposts: &[RecvWr]) {
+        let kept = reposts.len() + self.spare.iter().count() + 1;
+        debug_assert!(
+            self.posted_recv as usize + kept > self.window_recv as usize,
+            "a RECV of the window is neither posted nor about to be"
+        );
     }
 
     /// `count` WRs have been posted.

@@ -1,24 +1,53 @@
-//! What a received message takes: its buffer is copied or lent, its RECV posted again, its frame counted.
+//! What a received message takes: its frame is counted, its buffer copied or lent, its RECV posted again.
 //!
 //! The invariants are those of [`connection`](super).
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::ending::{cause_of, closed_by_peer};
 use super::queue_pair::{ConnectionQp, Phase};
-use super::{Connection, take_wakes_and_freed};
+use super::{Connection, revoke, take_wakes_and_freed};
 use crate::connect::error::CloseCause;
-use crate::device::{Completion, CompletionKind, CompletionQueue, RecvWr, Status};
+use crate::device::{Completion, CompletionKind, CompletionQueue, QpHandle, RecvWr, Status};
 use crate::engine::upper::Protocol;
 use crate::memory::region::Buffer;
 use crate::message::received::Message;
-use crate::protocol::error::ProtocolError;
-use crate::protocol::link::{Inbound, Link};
+use crate::protocol::frame::HEADER_BYTES;
+use crate::protocol::link::Inbound;
 
 /// Messages up to this size are copied and their RECV is reposted once their run is handled, bytes.
 const COPY_OUT_BYTES: usize = 1024;
 
 impl<P: Protocol> Connection<P> {
+    /// Handles those first ones of the completions that are of its QP. Returns how many these are, and whether
+    /// there is a RECV among them.
+    #[inline(never)]
+    pub(crate) fn on_run(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        now: Instant,
+        qp: QpHandle,
+        completions: &mut [Completion],
+        reposts: &mut Vec<RecvWr>,
+    ) -> (usize, bool) {
+        let (mut count, mut has_received) = (0, false);
+        for completion in completions.iter_mut().take_while(|next| next.qp == qp) {
+            count += 1;
+            if completion.kind == CompletionKind::Send {
+                self.on_send_completion(cq, completion);
+            } else {
+                self.on_recv_completion(cq, now, completion, reposts);
+                has_received = true;
+            }
+        }
+        if has_received {
+            self.end_run(cq, now, reposts);
+        }
+        (count, has_received)
+    }
+
+    #[inline]
     pub(crate) fn on_recv_completion(
         &mut self,
         cq: &mut dyn CompletionQueue,
@@ -26,6 +55,47 @@ impl<P: Protocol> Connection<P> {
         completion: &mut Completion,
         reposts: &mut Vec<RecvWr>,
     ) {
+        let (len, imm) = (completion.byte_len as usize, completion.imm);
+        if let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link)
+            && completion.status == Status::Success
+            && completion.kind == CompletionKind::Recv
+            && queue_pair.posted_recv > 0
+            && let Some(buffer) = completion.buffer.take_if(|buffer| {
+                buffer.get(..len).is_some_and(|bytes| link.on_plain_frame(imm, bytes))
+            })
+        {
+            queue_pair.posted_recv -= 1;
+            queue_pair.check_window(reposts);
+            let message = if len <= COPY_OUT_BYTES {
+                let message = Message::copied(&buffer[HEADER_BYTES..len]);
+                if reposts.len() < reposts.capacity() {
+                    // Known to have room, so that it is made in its place.
+                    reposts.push(RecvWr { wr_id: 0, buffer });
+                } else {
+                    push_to_full(reposts, buffer);
+                }
+                message
+            } else {
+                lend_or_copy(queue_pair, buffer, HEADER_BYTES, len, reposts)
+            };
+            if let Err(rule) = self.on_message(message) {
+                self.fail(cq, &CloseCause::Protocol(rule));
+            }
+        } else {
+            self.on_other_recv(cq, now, completion, reposts);
+        }
+    }
+
+    /// [`Connection::on_recv_completion`] for all but plain messages of a connection that is open.
+    #[inline(never)]
+    fn on_other_recv(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        now: Instant,
+        completion: &mut Completion,
+        reposts: &mut Vec<RecvWr>,
+    ) {
+        self.disturb();
         let Some(queue_pair) = &mut self.queue_pair else { return };
         let Some(left) = queue_pair.posted_recv.checked_sub(1) else {
             return self.on_overrun(cq, completion);
@@ -54,22 +124,13 @@ impl<P: Protocol> Connection<P> {
             self.fail(cq, &CloseCause::Protocol("a write where a message was due".into()));
             return;
         }
-        debug_assert!(
-            queue_pair.posted_recv as usize + reposts.len() + queue_pair.spare.iter().count()
-                >= queue_pair.window_recv as usize,
-            "a RECV of the window is neither posted nor about to be"
-        );
-        let mut done = self.on_frame(now, completion.imm, buffer, len, reposts);
-        if done.is_ok() && self.link.as_ref().is_some_and(Link::has_window_news) {
-            done = self.on_window_news(cq);
-        }
-        if let Err(cause) = done {
+        queue_pair.check_window(reposts);
+        if let Err(cause) = self.on_frame(now, completion.imm, buffer, len, reposts) {
             self.fail(cq, &cause);
         }
     }
 
-    /// A frame of `len` bytes has arrived.
-    #[inline]
+    /// A frame of `len` bytes has arrived: it may be the last of a message.
     fn on_frame(
         &mut self,
         now: Instant,
@@ -78,42 +139,64 @@ impl<P: Protocol> Connection<P> {
         len: usize,
         reposts: &mut Vec<RecvWr>,
     ) -> Result<(), CloseCause> {
-        let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
+        let (Some(queue_pair), Some(link)) = (&self.queue_pair, &mut self.link) else {
             reposts.push(RecvWr { wr_id: 0, buffer });
             return Err(CloseCause::Protocol("a frame before the connection was set up".into()));
         };
-        let message = match link.on_frame(now, imm, &buffer[..len]) {
-            Ok(Inbound::Message { payload_at, slot }) => {
-                let (mut message, free) = copy_or_lend(queue_pair, buffer, payload_at, len);
-                reposts.push(RecvWr { wr_id: 0, buffer: free });
-                if slot.is_some() {
-                    message = message.with_slot(slot);
-                }
-                message
-            }
-            other => {
-                reposts.push(RecvWr { wr_id: 0, buffer });
-                match message_of(other)? {
-                    Some(message) => message,
-                    None => return Ok(()),
-                }
+        let inbound = link.on_any_frame(now, imm, &buffer[..len]);
+        let message = if let Ok(Inbound::Message { payload_at, slot }) = inbound {
+            lend_or_copy(queue_pair, buffer, payload_at, len, reposts).with_slot(slot)
+        } else {
+            reposts.push(RecvWr { wr_id: 0, buffer });
+            match inbound {
+                Ok(Inbound::Assembled(message)) => message,
+                Ok(Inbound::Closed(reason)) => return Err(closed_by_peer(&reason)),
+                Ok(Inbound::None | Inbound::Message { .. }) => return Ok(()),
+                Err(error) => return Err(CloseCause::Protocol(error.to_string().into())),
             }
         };
-        self.with_revoke(|protocol, revoke| protocol.on_message(message, revoke))
-            .map_err(CloseCause::Protocol)
+        self.on_message(message).map_err(CloseCause::Protocol)
+    }
+
+    #[inline]
+    fn on_message(&mut self, message: Message) -> Result<(), Arc<str>> {
+        let (link, deferred) = (&mut self.link, &mut self.deferred);
+        let is_at_rest = &mut self.is_at_rest;
+        let mut revoke = |tag| {
+            *is_at_rest = false;
+            revoke(link, deferred, tag)
+        };
+        self.protocol.on_message(message, &mut revoke)
     }
 
     /// Posts the RECV whose repost was delayed.
     pub(crate) fn post_spare(&mut self, cq: &mut dyn CompletionQueue, reposts: &mut Vec<RecvWr>) {
-        let spare = self.queue_pair.as_mut().and_then(|queue_pair| queue_pair.spare.take());
-        reposts.extend(spare.map(|buffer| RecvWr { wr_id: 0, buffer }));
-        self.post_reposts(cq, reposts);
+        let Some(queue_pair) = &mut self.queue_pair else { return };
+        let Some(buffer) = queue_pair.spare.take() else { return };
+        if matches!(queue_pair.phase, Phase::Draining { .. })
+            || queue_pair.recv_buffers.is_settling()
+        {
+            reposts.push(RecvWr { wr_id: 0, buffer });
+            return self.post_reposts(cq, reposts);
+        }
+        if let Err(cause) = queue_pair.post_recv(cq, buffer) {
+            self.fail(cq, &cause);
+        }
     }
 
-    /// A run of messages has been handled: posts their RECVs again, but for one that may wait until the
-    /// reply has been sent (invariant 1), and has what is for after the lock collected.
+    /// A run of messages has been handled: answers what they say about windows, posts their RECVs again, but
+    /// for one that may wait until the reply has been sent (invariant 1), and has what is for after the lock
+    /// collected.
     #[inline]
-    pub(crate) fn end_run(&mut self, cq: &mut dyn CompletionQueue, reposts: &mut Vec<RecvWr>) {
+    fn end_run(&mut self, cq: &mut dyn CompletionQueue, now: Instant, reposts: &mut Vec<RecvWr>) {
+        if let Some(link) = &mut self.link {
+            link.on_plain_frames(now);
+            if link.has_window_news()
+                && let Err(cause) = self.on_window_news(cq)
+            {
+                self.fail(cq, &cause);
+            }
+        }
         if let Some(queue_pair) = &mut self.queue_pair
             // In ERR no reply is sent, and nobody looks for it.
             && !matches!(queue_pair.phase, Phase::Draining { .. })
@@ -125,7 +208,9 @@ impl<P: Protocol> Connection<P> {
         if !reposts.is_empty() {
             self.post_reposts(cq, reposts);
         }
-        if let Some(link) = &mut self.link {
+        if !self.is_at_rest
+            && let Some(link) = &mut self.link
+        {
             take_wakes_and_freed(link, &mut self.deferred);
         }
     }
@@ -159,32 +244,31 @@ impl<P: Protocol> Connection<P> {
     }
 }
 
-/// The message of a frame that is none of its own, if it is the last of one.
+#[cold]
 #[inline(never)]
-fn message_of(inbound: Result<Inbound, ProtocolError>) -> Result<Option<Message>, CloseCause> {
-    match inbound {
-        Ok(Inbound::Assembled(message)) => Ok(Some(message)),
-        Ok(Inbound::Closed(reason)) => Err(closed_by_peer(&reason)),
-        Ok(Inbound::None | Inbound::Message { .. }) => Ok(None),
-        Err(error) => Err(CloseCause::Protocol(error.to_string().into())),
-    }
+fn push_to_full(reposts: &mut Vec<RecvWr>, buffer: Buffer) {
+    reposts.push(RecvWr { wr_id: 0, buffer });
 }
 
-/// Copies a small message, or lends its buffer if another one can be posted in its place. The message is
-/// what the frame of `len` bytes has from `payload_at` on.
-#[inline]
-fn copy_or_lend(
+/// Lends the buffer of a message that is not small, if another one can be posted in its place, or copies
+/// the message. That is what the frame of `len` bytes has from `payload_at` on.
+#[inline(never)]
+fn lend_or_copy(
     queue_pair: &ConnectionQp,
     buffer: Buffer,
     payload_at: usize,
     len: usize,
-) -> (Message, Buffer) {
+    reposts: &mut Vec<RecvWr>,
+) -> Message {
     if len > COPY_OUT_BYTES
         && let Some(spare) = queue_pair.recv_buffers.take_spare()
     {
+        reposts.push(RecvWr { wr_id: 0, buffer: spare });
         let mut message = Message::lent(buffer, len);
         message.advance(payload_at);
-        return (message, spare);
+        return message;
     }
-    (Message::copied(&buffer[payload_at..len]), buffer)
+    let message = Message::copied(&buffer[payload_at..len]);
+    reposts.push(RecvWr { wr_id: 0, buffer });
+    message
 }

@@ -115,8 +115,7 @@ impl SendPath {
         ring: Ring,
     ) -> Result<(), CloseCause> {
         if message.len() > queue_pair.max_inline_bytes {
-            let wr = self.send(queue_pair, (message, &[]), None, stamped, 1)?;
-            return post_all(cq, queue_pair, &mut [wr]);
+            return self.post_buffered(cq, queue_pair, message, stamped, ring);
         }
         let wr_id = wr_id(queue_pair, 1) | stamped.token;
         match cq.post_send_inline(queue_pair.qp, wr_id, stamped.signaled, message, ring) {
@@ -126,6 +125,22 @@ impl SendPath {
             }
             Err(error) => Err(refused(&error)),
         }
+    }
+
+    /// [`SendPath::post_whole`] for a message that is too long to be inline.
+    #[inline(never)]
+    fn post_buffered(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        queue_pair: &mut ConnectionQp,
+        message: &OutBuf,
+        stamped: Stamped,
+        ring: Ring,
+    ) -> Result<(), CloseCause> {
+        let wr = self.send(queue_pair, (message, &[]), None, stamped, 1)?;
+        post_all(cq, queue_pair, &mut [wr])?;
+        ring_for(cq, ring);
+        Ok(())
     }
 
     /// The WR of a frame, `ahead` WRs from now (1: the next one).
@@ -268,6 +283,16 @@ struct Stage {
 #[inline]
 fn wr_id(queue_pair: &ConnectionQp, ahead: usize) -> u64 {
     u64::from(queue_pair.sequence(ahead)) << TOKEN_BITS
+}
+
+/// Rings the doorbells that posts have left.
+#[inline]
+pub(super) fn ring_for(cq: &mut dyn CompletionQueue, ring: Ring) {
+    match ring {
+        Ring::Now => cq.flush(),
+        Ring::Soon => cq.flush_soon(),
+        Ring::WithNext => {}
+    }
 }
 
 /// Posts a list, and counts the WRs that were posted: only their flush is awaited.

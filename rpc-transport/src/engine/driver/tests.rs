@@ -3,11 +3,12 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
-use std::task::Waker;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use super::*;
+use crate::engine::shard::Waited;
 use crate::engine::shard::tests::{Simple, pair, send, send_and_wait, tcp_pair};
 use crate::engine::spin::PEER;
 
@@ -37,6 +38,17 @@ struct World {
     driver: Driver<Simple, Nothing>,
     /// How often the client had polled in vain at each yield of its core.
     yields: Rc<RefCell<Vec<u32>>>,
+    woken: Arc<Woken>,
+}
+
+/// Whether the driver was woken.
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 impl World {
@@ -48,7 +60,15 @@ impl World {
         let [(client, key), (server, accepted)] = pair;
         let driver = Driver::new(Arc::clone(&client), Nothing, PollMode::Adaptive).unwrap();
         client.lock().share_core();
-        let world = Self { client, key, server, accepted, driver, yields: Rc::default() };
+        let world = Self {
+            client,
+            key,
+            server,
+            accepted,
+            driver,
+            yields: Rc::default(),
+            woken: Arc::default(),
+        };
         world.on_yields(|| ());
         world
     }
@@ -64,8 +84,17 @@ impl World {
     }
 
     fn turn(&mut self) {
-        let mut cx = Context::from_waker(Waker::noop());
+        let waker = Waker::from(Arc::clone(&self.woken));
+        let mut cx = Context::from_waker(&waker);
+        self.woken.0.store(false, Ordering::Relaxed);
         assert!(Pin::new(&mut self.driver).poll(&mut cx).is_pending());
+    }
+
+    /// Returns once something has woken the driver since its last turn.
+    async fn was_woken(&self) {
+        while !self.woken.0.load(Ordering::Relaxed) {
+            tokio::task::yield_now().await;
+        }
     }
 
     fn send(&self) {
@@ -129,6 +158,8 @@ async fn a_driver_that_was_woken_takes_what_woke_it_before_it_yields() {
     world.client.lock().share_core();
     world.yields.borrow_mut().clear();
     world.send();
+    // What wakes it is in the completion channel then, and not only in the ring.
+    world.was_woken().await;
     let mut cx = Context::from_waker(Waker::noop());
     world.driver.on_woken(&mut cx);
     assert!(matches!(world.driver.round(&cx), Round::Progress));
@@ -178,4 +209,28 @@ async fn what_a_driver_finds_begins_its_turns_in_vain_anew() {
     send(&server, accepted);
     assert_eq!(turn(), 1);
     assert_eq!(client.look(key, |protocol| protocol.received), Some(1));
+}
+
+/// It looks again by itself when nobody has led for a while.
+#[tokio::test(start_paused = true)]
+async fn a_driver_polls_nothing_beside_callers_that_lead_in_turn_until_they_stop() {
+    let [(client, key), (server, accepted)] = pair("driver-led").await;
+    let mut driver = Driver::new(Arc::clone(&client), Nothing, PollMode::Adaptive).unwrap();
+    let wait = |caller, message| {
+        client.wait(key, caller, |protocol| (protocol.received >= message).then_some(()))
+    };
+    let mut turn = || {
+        let before = client.lock().empty_polls();
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut driver).poll(&mut cx).is_pending());
+        client.lock().empty_polls() - before
+    };
+    for call in 1..=3 {
+        assert!(matches!(wait(1, call), Some(Waited::Leads)));
+        send(&server, accepted);
+        assert!(matches!(wait(1, call), Some(Waited::Done(()))));
+        assert_eq!(turn(), 0, "after {call} calls");
+    }
+    tokio::time::advance(Duration::from_millis(2)).await;
+    assert!(turn() > 0);
 }

@@ -7,7 +7,8 @@
 //!
 //! Invariants:
 //! 1. There is one leader at most. It needs no waker: it is polled again anyway.
-//! 2. A lead that ends while others wait goes to one of them, or back to the driver.
+//! 2. A lead that ends while others sleep goes to one of them, or back to the driver. Where nobody is
+//!    known to sleep it goes to nobody, and whoever falls asleep then wakes the driver.
 //! 3. A driver that stands back looks once in [`BACKSTOP`] whether a leader has polled meanwhile, and
 //!    if not polls again itself: a leader may be forgotten, or its task be busy.
 //! 4. Callers lead only where nothing but outcomes of calls is awaited from the peer, and where
@@ -27,7 +28,7 @@ use super::{EndOnPanic, Locked, Shard};
 use crate::engine::clock;
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::spin::{self, Wait};
-use crate::engine::upper::Protocol;
+use crate::engine::upper::{Protocol, Sleeper};
 use crate::user_code::caught;
 
 /// Longest time that nobody polls because a leader has vanished.
@@ -90,7 +91,10 @@ impl<P: Protocol> Shard<P> {
                 None => Some(Waited::Sleeps),
             },
         };
-        let next = if state.lead.leader == Some(leader) { state.pass_on() } else { None };
+        // One that was to lead next may have its outcome already: the others sleep on.
+        let is_next = state.lead.next == Some(leader) && !matches!(looked, Some(Waited::Sleeps));
+        let ends = state.lead.leader == Some(leader) || is_next;
+        let next = if ends { state.pass_on() } else { None };
         drop(state);
         std::mem::forget(on_panic);
         wake(next);
@@ -148,7 +152,30 @@ impl<P: Protocol> Shard<P> {
     pub(crate) fn yield_core(&self) -> bool {
         let took = spin::yield_core();
         let mut state = self.lock();
-        state.on_yielded(took) && state.shares_core()
+        // The driver beside callers that lead has their measure, too: its parks would be theirs.
+        let leads = state.is_for_callers_alone();
+        state.on_yielded(took, leads) && state.shares_core()
+    }
+
+    /// Has a caller that was told to sleep register its waker, by `register`. The driver is woken if nobody else
+    /// polls from then on. `None` when the connection is gone. The step must not run user code.
+    pub fn fall_asleep<R>(
+        &self,
+        key: ConnectionKey,
+        register: impl FnOnce(&mut P) -> R,
+    ) -> Option<R> {
+        let on_panic = EndOnPanic(self);
+        let mut state = self.lock();
+        let (mut registered, mut driver) = (None, None);
+        // An unused step is dropped after the lock is released, as it owns a waker.
+        if let Some(connection) = state.connection(key) {
+            registered = Some(register(&mut connection.protocol));
+            driver = state.on_asleep();
+        }
+        drop(state);
+        std::mem::forget(on_panic);
+        wake(driver);
+        registered
     }
 
     /// A caller waits no more, whatever has come.
@@ -177,6 +204,7 @@ impl<P: Protocol> Locked<'_, P> {
         look: &mut impl FnMut(&mut P) -> Option<T>,
     ) -> Option<Turn<T>> {
         let is_new = self.lead.leader.replace(leader).is_none();
+        self.lead.next = None;
         self.lead.has_polled = true;
         let now = clock::now();
         self.set_now(now);
@@ -261,6 +289,7 @@ impl<P: Protocol> State<P> {
             return !has_work && !self.closing && self.is_for_callers_alone();
         }
         self.lead.leader = None;
+        self.lead.next = None;
         false
     }
 
@@ -279,31 +308,54 @@ impl<P: Protocol> State<P> {
         // What was left to its next poll.
         self.cq.flush();
         let leader = self.lead.leader.take();
-        if !matches!(self.driver, DriverState::StoodBack { .. }) {
-            // It goes on polling.
+        let was_led = self.lead.next.take().is_some() || leader.is_some();
+        let is_left_to_callers = match self.driver {
+            DriverState::StoodBack { .. } => true,
+            // It stands back, too, when it finds that a caller has polled. Polling beside whoever leads next, it
+            // would want the core of that one or of the peer.
+            DriverState::Running => was_led,
+            DriverState::Parked { .. } | DriverState::Gone => false,
+        };
+        if !is_left_to_callers {
             self.lead.has_polled = false;
             return None;
         }
-        let protocol = match leader {
-            Some(leader) => self.connection(leader.key),
-            None => self.connections.iter_mut().next().map(|(_, connection)| connection),
-        };
-        if let Some(connection) = protocol {
-            if !connection.protocol.awaits_outcomes() {
-                return None;
+        let key = leader.map(|leader| leader.key).or_else(|| self.first_key());
+        let connection = key.and_then(|key| Some((key, self.connection(key)?)));
+        let Some((key, connection)) = connection else { return self.give_up() };
+        match connection.protocol.take_sleeper() {
+            Sleeper::Found(caller, waker) => {
+                self.lead.next = Some(Leader { key, caller });
+                Some(waker)
             }
-            if let Some(waiter) = connection.protocol.take_waiter() {
-                return Some(waiter);
-            }
+            Sleeper::Nobody => None,
+            Sleeper::Unknown => self.give_up(),
         }
-        self.give_up()
+    }
+
+    fn first_key(&self) -> Option<ConnectionKey> {
+        let (index, connection) = self.connections.iter().next()?;
+        let index = u32::try_from(index).ok()?;
+        Some(ConnectionKey { index, generation: connection.generation })
     }
 
     /// Ends the lead. Returns the waker of the driver, which is to poll or to sleep.
     fn give_up(&mut self) -> Option<Waker> {
         self.lead.leader = None;
+        self.lead.next = None;
         self.lead.has_polled = false;
         self.take_driver_waker()
+    }
+
+    /// A caller sleeps from now on. The lead may have ended since it was told to, when it was not known to sleep:
+    /// then the driver polls. Returns its waker if it stands back.
+    #[inline]
+    fn on_asleep(&mut self) -> Option<Waker> {
+        let is_led = self.lead.leader.is_some() || self.lead.next.is_some();
+        match self.driver {
+            DriverState::Running | DriverState::StoodBack { .. } if !is_led => self.give_up(),
+            _ => None,
+        }
     }
 
     /// Takes the wakers of callers out of the actions that are next.

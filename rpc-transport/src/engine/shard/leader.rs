@@ -8,6 +8,8 @@ use crate::engine::connection_key::ConnectionKey;
 #[derive(Debug, Default)]
 pub(super) struct Lead {
     pub(super) leader: Option<Leader>,
+    /// The caller that was woken to lead, and has not polled yet.
+    pub(super) next: Option<Leader>,
     /// A leader has polled since the driver last asked.
     pub(super) has_polled: bool,
     pub(super) looked_at: Option<Instant>,

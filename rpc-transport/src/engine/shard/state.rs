@@ -5,6 +5,7 @@
 
 mod outside;
 mod polling;
+mod pumping;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -16,7 +17,6 @@ use std::time::{Duration, Instant};
 
 use slab::Slab;
 
-use self::outside::collect;
 use super::WakeList;
 use super::caller_polling::CallerPolling;
 use super::leader::Lead;
@@ -186,9 +186,29 @@ impl<P: Protocol> State<P> {
 
     /// Runs `step` on a connection's protocol and marks it for sending.
     pub fn with<R>(&mut self, key: ConnectionKey, step: impl FnOnce(&mut P) -> R) -> Option<R> {
-        let connection = self.connection(key)?;
+        let connection = self.connections.get_mut(key.index as usize)?;
+        if connection.generation != key.generation {
+            return None;
+        }
         let result = step(&mut connection.protocol);
-        self.mark_dirty(key.index);
+        if !std::mem::replace(&mut connection.dirty, true) {
+            self.dirty.push(key.index);
+        }
+        Some(result)
+    }
+
+    /// [`State::with`], and sends what is to be sent right away, with doorbells by `ring`.
+    #[inline]
+    pub(super) fn with_now<R>(
+        &mut self,
+        key: ConnectionKey,
+        is_awaited: bool,
+        step: impl FnOnce(&mut P) -> R,
+    ) -> Option<R> {
+        debug_assert!(self.dirty.is_empty(), "invariant 2");
+        let result = step(&mut self.connection(key)?.protocol);
+        let may_ring_soon = is_awaited && self.is_polled_soon();
+        self.pump(key.index, if may_ring_soon { Ring::Soon } else { Ring::Now });
         Some(result)
     }
 
@@ -202,7 +222,7 @@ impl<P: Protocol> State<P> {
         let protocol = &mut self.connection(key)?.protocol;
         let result = step(protocol);
         if protocol.may_transmit() {
-            self.mark_dirty(key.index);
+            self.mark_ready(key.index);
         }
         Some(result)
     }
@@ -255,37 +275,44 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    pub(crate) fn mark_dirty(&mut self, index: u32) {
-        let connection = &mut self.connections[index as usize];
-        if !connection.dirty {
-            connection.dirty = true;
-            self.dirty.push(index);
-        }
-    }
-
-    pub(crate) fn mark_dirty_key(&mut self, key: ConnectionKey) {
-        if self.connection(key).is_some() {
-            self.mark_dirty(key.index);
-        }
+    /// Whether the end of a visit has nothing to do: nothing to be sent, nobody to be woken, nothing to be run
+    /// outside the lock.
+    #[inline]
+    pub(super) fn is_done(&self) -> bool {
+        self.dirty.is_empty()
+            && self.deferred.is_empty()
+            && !self.caller_progress
+            && matches!(self.driver, DriverState::Running)
+            && !self.returns.has_any()
     }
 
     /// Pumps the dirty connections; returns the driver's waker if it must poll (invariants 2 and
     /// 5).
+    #[inline(never)]
     pub(crate) fn finish_visit(&mut self) -> Option<Waker> {
         if self.returns.has_any() {
             self.mark_returned();
         }
         self.transmit_dirty();
+        if let DriverState::Running | DriverState::Gone = self.driver {
+            return None;
+        }
+        self.wake_for_visit()
+    }
+
+    /// The waker of a driver that sleeps, if it must poll after this visit.
+    #[inline(never)]
+    fn wake_for_visit(&mut self) -> Option<Waker> {
         let (until, polled) = match &self.driver {
             DriverState::Parked { until, .. } => (*until, self.caller_progress),
             DriverState::StoodBack { until, .. } => (Some(*until), !self.is_for_callers_alone()),
             DriverState::Running | DriverState::Gone => return None,
         };
-        let sooner = self.next_deadline().is_some_and(|at| until.is_none_or(|until| at < until));
         // A caller that polled may have used up the event that the sleeping driver armed, so the
         // driver must arm again.
         let has_work = !self.actions.is_empty() || !self.unfinished.is_empty();
-        let must_look = sooner || has_work || polled;
+        let is_sooner = |at| until.is_none_or(|until| at < until);
+        let must_look = has_work || polled || self.next_deadline().is_some_and(is_sooner);
         if !must_look && !self.is_finished() {
             return None;
         }
@@ -309,20 +336,6 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    #[inline]
-    pub(super) fn transmit_dirty(&mut self) {
-        if !self.dirty.is_empty() {
-            self.transmit_all(Ring::Now);
-        }
-    }
-
-    /// Pumps the dirty connections, with doorbells by `ring`.
-    pub(super) fn transmit_all(&mut self, ring: Ring) {
-        while let Some(index) = self.dirty.pop() {
-            self.pump(index, ring);
-        }
-    }
-
     /// Whether somebody polls before anything else of this shard runs, as far as the runtime runs.
     pub(super) fn is_polled_soon(&self) -> bool {
         match self.driver {
@@ -330,52 +343,6 @@ impl<P: Protocol> State<P> {
             DriverState::StoodBack { .. } => self.lead.has_leader(),
             DriverState::Parked { .. } | DriverState::Gone => false,
         }
-    }
-
-    fn pump(&mut self, index: u32, ring: Ring) {
-        let Some(connection) = self.connections.get_mut(index as usize) else { return };
-        connection.dirty = false;
-        let key = ConnectionKey { index, generation: connection.generation };
-        let drained = connection.pump(&mut *self.cq, ring, self.now);
-        self.spin.on_written(connection.take_written());
-        if let Some(drained) = drained {
-            self.qp_count -= 1;
-            self.unflushed += u64::from(!drained);
-            if let Some(at) = connection.take_registered_deadline() {
-                self.deadlines.remove(&(at, index));
-            }
-        }
-        collect(&mut self.actions, &mut self.deferred, key, &mut connection.protocol);
-        let deferred = connection.deferred();
-        if !deferred.is_empty() {
-            self.deferred.append(deferred);
-        }
-        if connection.is_unfinished() && !std::mem::replace(&mut connection.in_line, true) {
-            self.unfinished.push_back(index);
-        }
-        if let Some((at, earlier)) = connection.deadline_to_register() {
-            self.deadlines.insert((at, index));
-            if let Some(earlier) = earlier {
-                self.deadlines.remove(&(earlier, index));
-            }
-        }
-        if connection.owes_idle_ack() && !connection.warm {
-            connection.warm = true;
-            self.warm.push(index);
-        }
-        if connection.is_removable() {
-            self.remove(index);
-        }
-    }
-
-    fn remove(&mut self, index: u32) {
-        let mut gone = self.connections.remove(index as usize);
-        if let Some(at) = gone.take_registered_deadline() {
-            self.deadlines.remove(&(at, index));
-        }
-        self.warm.retain(|other| *other != index);
-        // Its protocol may still have messages of the user's.
-        self.deferred.push(Deferred::Connection { _connection: Box::new(gone) });
     }
 
     /// Whether the next poll would send something even if nothing has arrived.
@@ -496,9 +463,9 @@ impl<P: Protocol> State<P> {
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        let look = self.shared_recvs.as_ref().filter(|_| !self.dead);
-        let look = look.and_then(|shared| shared.next_look(self.now));
-        self.deadlines.first().map(|(at, _)| *at).into_iter().chain(look).min()
+        let first = self.deadlines.first().map(|(at, _)| *at);
+        let Some(shared) = self.shared_recvs.as_ref().filter(|_| !self.dead) else { return first };
+        first.into_iter().chain(shared.next_look(self.now)).min()
     }
 
     #[inline]

@@ -16,15 +16,18 @@ use crate::device::{
 };
 use crate::engine::connection::{Connection, ConnectionQp, RecvBuffers, SendBuffers, SendPath};
 use crate::engine::spin::{PollMode, Wait};
-use crate::engine::upper::{Outside, Submission};
-use crate::memory::region::{BufferPool, ProtectionDomain};
+use crate::engine::upper::{Outside, Sleeper, Submission};
+use crate::memory::region::{Access, BufferPool, ProtectionDomain};
 use crate::message::outgoing::OutBuf;
 use crate::message::part::OutPart;
 use crate::message::payload_stream::PayloadStream;
 use crate::message::received::Message;
+use crate::message::reply_slot::{PeerSlot, SlotOffer};
 use crate::protocol::config::LinkConfig;
 use crate::protocol::frame::CloseCode;
 use crate::protocol::link::{Lane, SubmitError};
+
+mod panics;
 
 /// A protocol that sends what it is given. Its callers wait for messages.
 #[derive(Default)]
@@ -34,12 +37,19 @@ pub(in crate::engine) struct Simple {
     /// Woken by the next message.
     pub(super) waiters: Vec<Waker>,
     pub(in crate::engine) actions: Vec<Option<Waker>>,
+    /// Whose waker is taken next.
+    pub(super) next_caller: u64,
+    /// Callers may sleep beside those in `waiters`.
     pub(super) is_waiting: bool,
     /// The number of the message that makes it panic.
     pub(super) bomb: Option<usize>,
     pub(super) has_streams: bool,
     /// Of the last message.
     stream: Option<PayloadStream>,
+    /// Memory for an answer that came with a message.
+    slot: std::sync::Mutex<Option<PeerSlot>>,
+    /// Another thread gives it back while the connection is pumped.
+    gives_back: bool,
 }
 
 impl Protocol for Simple {
@@ -51,6 +61,9 @@ impl Protocol for Simple {
     fn on_message(&mut self, mut message: Message, _: Revoke<'_>) -> Result<(), Arc<str>> {
         self.received += 1;
         self.stream = message.take_stream();
+        if let Some(slot) = message.take_slot() {
+            *self.slot.lock().unwrap() = Some(slot);
+        }
         assert_ne!(self.bomb, Some(self.received), "a bomb, on purpose");
         self.actions.extend(self.waiters.drain(..).map(Some));
         Ok(())
@@ -59,6 +72,9 @@ impl Protocol for Simple {
     fn on_refused(&mut self, _: u64, _: &SubmitError) {}
 
     fn may_transmit(&self) -> bool {
+        if self.gives_back {
+            drop(self.slot.lock().unwrap().take());
+        }
         !self.outbox.is_empty()
     }
 
@@ -66,8 +82,8 @@ impl Protocol for Simple {
         self.outbox.pop()
     }
 
-    fn poll_action(&mut self) -> Option<Outside<Option<Waker>>> {
-        self.actions.pop().map(Outside::Action)
+    fn drain_actions(&mut self, outside: &mut Outside<'_, Option<Waker>>) {
+        std::iter::from_fn(|| self.actions.pop()).for_each(|action| outside.run(action));
     }
 
     fn into_waker(action: Option<Waker>) -> Result<Waker, Option<Waker>> {
@@ -78,8 +94,10 @@ impl Protocol for Simple {
         !self.has_streams
     }
 
-    fn take_waiter(&mut self) -> Option<Waker> {
-        self.waiters.pop()
+    fn take_sleeper(&mut self) -> Sleeper {
+        let nobody = if self.is_waiting { Sleeper::Unknown } else { Sleeper::Nobody };
+        let found = |waker| Sleeper::Found(self.next_caller, waker);
+        self.waiters.pop().map_or(nobody, found)
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -93,10 +111,6 @@ impl Protocol for Simple {
     }
 
     fn on_released(&mut self) {}
-
-    fn awaits_outcomes(&self) -> bool {
-        self.is_waiting
-    }
 
     fn is_idle(&self) -> bool {
         true
@@ -343,6 +357,107 @@ async fn who_has_written_a_payload_spins_once_for_as_long_as_it_is_read() {
         state.on_idle(began + Duration::from_micros(100))
     };
     assert_eq!([waits(), waits()], [Wait::Yield, Wait::Park]);
+}
+
+#[tokio::test]
+async fn a_connection_rests_but_for_what_is_more_than_small_messages() {
+    let [(client, connected), (server, accepted)] = pair("shard-rest").await;
+    let rest = || {
+        let ends = [(&client, connected), (&server, accepted)];
+        ends.map(|(shard, key)| shard.lock().connection(key).unwrap().is_at_rest())
+    };
+    assert_eq!(rest(), [true; 2]);
+    for _ in 0..10 {
+        send(&client, connected);
+        server.lock().poll();
+        send(&server, accepted);
+        client.lock().poll();
+        assert_eq!(rest(), [true; 2]);
+    }
+    let mut payload = a_message();
+    payload.frame.push_tail(OutPart::shared(Arc::new(vec![7; 1 << 20])));
+    client.with(connected, |protocol| protocol.outbox.push(payload)).unwrap();
+    assert!(!rest()[0], "it was sent in one piece");
+    while server.look(accepted, |protocol| protocol.received).unwrap() == 10 {
+        server.lock().poll();
+        client.lock().poll();
+    }
+    // What was sent is let go, and what was received.
+    for _ in 0..2 {
+        send(&server, accepted);
+        client.lock().poll();
+        send(&client, connected);
+        server.lock().poll();
+    }
+    assert_eq!(rest(), [true; 2]);
+    client.close(connected, CloseReason::new(CloseCode::Normal, "that was all"));
+    assert!(!rest()[0]);
+}
+
+/// The pump had looked for what is given back before, and its Ack looked again: what then waits for a credit
+/// was forgotten.
+#[tokio::test]
+async fn what_is_given_back_in_the_midst_of_a_pump_disturbs_the_rest() {
+    let [(client, connected), (server, accepted)] = pair("shard-midst").await;
+    let region = client.domain().allocate(8192, Access::REMOTE_WRITE).unwrap();
+    let mut asks = a_message();
+    asks.frame.offer_slot(SlotOffer::new(region, 0, 8000, None));
+    client.with(connected, |protocol| protocol.outbox.push(asks)).unwrap();
+    server.lock().poll();
+    assert!(server.look(accepted, |protocol| protocol.slot.lock().unwrap().is_some()).unwrap());
+    for _ in 0..2 {
+        send(&server, accepted);
+        client.lock().poll();
+        send(&client, connected);
+        server.lock().poll();
+    }
+    let credits = || server.link_metrics(accepted).unwrap().counters.data_credits;
+    while credits() > 0 {
+        send(&server, accepted);
+    }
+    // So many that an Ack is due, all at once.
+    let window = server.link_metrics(accepted).unwrap().counters.local_window;
+    (0..window / 2 + 1).for_each(|_| send(&client, connected));
+    server.look(accepted, |protocol| protocol.gives_back = true).unwrap();
+    assert!(server.lock().connection(accepted).unwrap().is_at_rest());
+    server.lock().poll();
+    assert_eq!(credits(), 0);
+    assert!(server.look(accepted, |protocol| protocol.slot.lock().unwrap().is_none()).unwrap());
+    assert!(!server.lock().connection(accepted).unwrap().is_at_rest());
+    send_and_wait(&server, accepted);
+    assert!(server.close_cause(accepted).is_none());
+}
+
+/// Its caller has what it waited for, and nobody polls for a while: the runtime of one thread stands still.
+#[tokio::test]
+async fn memory_that_was_written_from_is_let_go_though_the_receiver_polls_no_more() {
+    let [(client, connected), (server, accepted)] = tcp_pair().await;
+    let memory = Arc::new(vec![7; 100 << 10]);
+    let mut payload = a_message();
+    payload.frame.push_tail(OutPart::shared(Arc::clone(&memory)));
+    let poll = |shard: &Shard<Simple>| {
+        let mut state = shard.lock();
+        state.poll();
+        state.leave().run();
+    };
+    // So that there is an arena.
+    let mut first = a_message();
+    first.frame.push_tail(OutPart::shared(Arc::new(vec![7; 1 << 20])));
+    for (number, message) in (1..).zip([first, payload]) {
+        server.with(accepted, |protocol| protocol.outbox.push(message)).unwrap();
+        while client.look(connected, |protocol| protocol.received).unwrap() < number {
+            poll(&server);
+            let mut state = client.lock();
+            state.poll();
+            // As whoever has polled does before others run.
+            state.cq().flush();
+            state.leave().run();
+        }
+    }
+    for _ in 0..10_000 {
+        poll(&server);
+    }
+    assert_eq!(Arc::strong_count(&memory), 1, "the sender keeps it");
 }
 
 /// A driver that is always busy never gets to acks of its sleep.

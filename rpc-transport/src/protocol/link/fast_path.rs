@@ -1,13 +1,15 @@
-//! Fast paths: see that there is nothing to send, and send a small message when nothing is queued,
-//! without building a [`Transmit`](super::Transmit).
+//! Fast paths: see that there is nothing to send, send a small message when nothing is queued, without
+//! building a [`Transmit`](super::Transmit), and receive one without an [`Inbound`](super::Inbound).
 //!
 //! Each has the same effect as the slow path in [`link`](super); the invariants are those of that
 //! module.
 
+use std::time::Instant;
+
 use super::{Lane, Link};
 use crate::message::outgoing::OutBuf;
 use crate::protocol::credit::Stamp;
-use crate::protocol::frame::SLOT_BLOCK_BYTES;
+use crate::protocol::frame::{self, SLOT_BLOCK_BYTES};
 
 /// What is to be known of a whole small message to post it, beside its bytes.
 #[derive(Debug, Clone, Copy)]
@@ -20,6 +22,21 @@ pub(crate) struct Stamped {
 }
 
 impl Link {
+    /// [`Link::on_frame`] for a plain frame that breaks no rule, while no end closes: it was a message, which is
+    /// what follows the [header](crate::protocol::frame::HEADER_BYTES). False: it is for
+    /// [`Link::on_any_frame`]. Behind some of these, [`Link::on_plain_frames`].
+    #[inline]
+    pub(crate) fn on_plain_frame(&mut self, imm: Option<u32>, bytes: &[u8]) -> bool {
+        let Some(grant) = frame::plain(bytes, imm) else { return false };
+        !self.is_closing() && !self.peer_closed && self.credits.on_data(grant).is_ok()
+    }
+
+    /// Plain frames have arrived, the last of them now.
+    #[inline]
+    pub(crate) fn on_plain_frames(&mut self, now: Instant) {
+        self.keep_alive.on_received(now);
+    }
+
     /// Whether messages may leave by [`Link::stamp_now`]: the link is open, and nothing waits. That stays so
     /// until a message is queued or something arrives.
     #[inline]
@@ -48,21 +65,37 @@ impl Link {
         self.credits.is_ack_due()
     }
 
-    /// Whether [`Link::poll_transmit`] would give `None` because the link is idle. Other threads may
-    /// give memory back at any time, so that two looks may differ.
+    /// Whether nothing is left for the engine: neither frames, but for an Ack, nor what is to be done beside
+    /// them. That stays so until a message is queued, or anything else than a plain frame arrives.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        !self.is_closing()
+            && self.has_begun_nothing()
+            && !self.arenas.as_ref().is_some_and(|arenas| arenas.is_due_so_far())
+            && self.wanted_arena().is_none()
+            && self.readers.is_empty()
+            && self.freed.is_empty()
+            && !self.has_window_news()
+    }
+
+    /// Whether other threads have given back memory of arenas since it was last asked what waits. All else
+    /// that may be to be sent comes by calls of the link.
     #[inline]
-    pub(crate) fn has_nothing_to_transmit(&mut self) -> bool {
-        self.is_clear() && !self.is_ack_due()
+    pub(crate) fn has_returns(&self) -> bool {
+        self.arenas.as_ref().is_some_and(|arenas| arenas.has_returns())
     }
 
     /// Whether no message or control frame waits; the choice between lanes can then be skipped.
     #[inline]
     pub(super) fn has_nothing_queued(&mut self) -> bool {
+        self.has_begun_nothing() && !self.arenas.as_mut().is_some_and(|arenas| arenas.is_due())
+    }
+
+    #[inline]
+    fn has_begun_nothing(&self) -> bool {
         self.lanes.is_empty()
             && self.segmenter.is_empty()
             && !self.slices.has_begun()
             && !self.keep_alive.is_due()
-            && !self.arenas.as_mut().is_some_and(|arenas| arenas.is_due())
     }
 
     /// Whether a message is sent as one plain frame.

@@ -12,6 +12,7 @@ use crate::metadata::Metadata;
 use crate::observability::stats::counts::End;
 use crate::observability::trace;
 use crate::runtime::recycled;
+use crate::service::ReplyKind;
 use crate::service::reply::CallOutcome;
 use crate::status::Code;
 use crate::stream::item_counts::ItemCounters;
@@ -48,7 +49,10 @@ impl RawCall<'_> {
             self.fail(status);
             return false;
         }
-        if !first.is_empty() {
+        if first.is_empty() {
+            // There is nothing to drop.
+            std::mem::forget(first);
+        } else {
             extras.get_or_insert_default().metadata = first;
         }
         true
@@ -76,10 +80,10 @@ impl RawCall<'_> {
     #[cold]
     pub(super) fn end_trace(span: Span, found: &CallOutcome) {
         let end = match found {
-            CallOutcome::Ok(_) => End::OK,
-            CallOutcome::UserError(_) => End::UserError,
-            CallOutcome::Failed(status) => End::Code(status.code()),
-            CallOutcome::Nothing => End::Code(Code::Unknown),
+            Some(Ok((ReplyKind::Ok, _))) => End::OK,
+            Some(Ok((ReplyKind::UserError, _))) => End::UserError,
+            Some(Err(status)) => End::Code(status.code()),
+            None => End::Code(Code::Unknown),
         };
         trace::end(span, end);
     }
@@ -111,7 +115,7 @@ impl RawCall<'_> {
     pub(super) fn drop_beside(&mut self, mut beside: Box<Beside>) {
         // Before the end, which would say that the end point has answered.
         beside.load = None;
-        self.end_beside(beside, &mut CallOutcome::Nothing);
+        self.end_beside(beside, &mut None);
     }
 
     /// What counts the items of its streams.

@@ -145,9 +145,7 @@ impl RawCall<'_> {
     #[inline]
     pub(super) fn let_go_of_kept(&self, kept: OutBuf, found: &CallOutcome) {
         drop(kept);
-        if let (CallOutcome::Ok(_) | CallOutcome::UserError(_), Some(retries)) =
-            (found, &self.via.channel().retry)
-        {
+        if let (Some(Ok(_)), Some(retries)) = (found, &self.via.channel().retry) {
             retries.on_success();
         }
     }

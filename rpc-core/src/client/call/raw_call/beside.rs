@@ -54,7 +54,7 @@ impl Loaded {
     #[inline]
     pub(super) fn let_go(self, found: &CallOutcome) {
         match found {
-            CallOutcome::Failed(status) if status.code() == Code::Unavailable => self.refused(),
+            Some(Err(status)) if status.code() == Code::Unavailable => self.refused(),
             _ => self.answered(),
         }
     }

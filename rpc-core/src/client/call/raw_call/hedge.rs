@@ -84,7 +84,7 @@ impl RawCall<'_> {
             self.send_second(cx);
             Verdict::GoesOn
         };
-        let mut others = CallOutcome::Nothing;
+        let mut others = None;
         if verdict == Verdict::GoesOn {
             verdict = self.poll_second(cx, &mut others);
         }
@@ -107,7 +107,7 @@ impl RawCall<'_> {
 
     /// A server that names a time wants no further attempt before.
     fn heed_pushback(&self, found: &CallOutcome) {
-        if let CallOutcome::Failed(status) = found
+        if let Some(Err(status)) = found
             && let Some(wait) = status.retry_after()
         {
             self.via.channel().hedging.on_pushback(wait);
@@ -150,7 +150,7 @@ impl RawCall<'_> {
         of_second.is_second = true;
         of_second.when_full = Some(WhenFull::Refuse);
         of_second.wait_for_ready = Some(false);
-        hedge.second = Some(Box::new(second.detached()));
+        hedge.second = Some(Box::new(second.into_detached()));
     }
 
     fn poll_second(&mut self, cx: &mut Context<'_>, found: &mut CallOutcome) -> Verdict {
@@ -220,7 +220,7 @@ impl Hedge {
     /// The call is over.
     #[cold]
     pub(super) fn end(self, channel: &Shared, method: &MethodDescriptor, found: &CallOutcome) {
-        if let CallOutcome::Ok(_) | CallOutcome::UserError(_) = found {
+        if let Some(Ok(_)) = found {
             let took = self.race.took(clock::now());
             channel.hedging.state.lock().on_answer(method.id, took);
         }
@@ -229,15 +229,13 @@ impl Hedge {
 }
 
 fn is_unavailable(found: &CallOutcome) -> bool {
-    matches!(found, CallOutcome::Failed(status) if status.code() == Code::Unavailable)
+    matches!(found, Some(Err(status)) if status.code() == Code::Unavailable)
 }
 
 /// Whether another attempt may end otherwise.
 fn ended(found: &CallOutcome) -> Ended {
     match found {
-        CallOutcome::Failed(status)
-            if status.is_retryable() || status.code() == Code::Unavailable =>
-        {
+        Some(Err(status)) if status.is_retryable() || status.code() == Code::Unavailable => {
             Ended::Failed
         }
         _ => Ended::Answered,

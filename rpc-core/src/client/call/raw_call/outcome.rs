@@ -9,18 +9,20 @@ use rpc_transport::message::outgoing::OutBuf;
 
 use super::{RawCall, Sent, State};
 use crate::endpoint::RpcEndpoint;
-use crate::endpoint::counts::end_of;
+use crate::endpoint::counts::{body_bytes, end_of};
+use crate::observability::stats::counts::{End, Timed};
 use crate::service::reply::CallOutcome;
-use crate::session::{self, CallId, Failure, Outcome};
+use crate::service::{MethodDescriptor, ReplyKind};
+use crate::session::{self, CallId, Failure, NoResult, Outcome};
 
 impl RawCall<'_> {
     /// The attempt in flight.
     #[inline]
-    pub(super) fn sent(&self, call: CallId) -> Sent {
+    pub(super) fn sent(&self, call: CallId) -> Sent<'_> {
         Sent {
             call,
-            method_index: self.method.dense_index(),
-            began: self.beside.as_ref().and_then(|beside| beside.began),
+            method: self.method,
+            began: self.beside.as_ref().and_then(|beside| beside.began.as_ref()),
         }
     }
 
@@ -36,8 +38,7 @@ impl RawCall<'_> {
         let mut other = None;
         let mut is_registered = false;
         let waited = connection.shard.wait(connection.key, call.as_u64(), |peer| {
-            if peer.session.has_outcome(call) {
-                take(peer, self.sent(call), found, &mut other);
+            if peer.take(self.sent(call), found, &mut other) {
                 return Some(());
             }
             let waiter = peer.session.waiter(call);
@@ -62,7 +63,8 @@ impl RawCall<'_> {
 
     /// Registers a new waker. Wakers are the caller's code, so they are cloned and dropped outside
     /// the shard's lock.
-    pub(super) fn poll_with_waker(
+    #[inline(never)]
+    fn poll_with_waker(
         &mut self,
         call: CallId,
         cx: &Context<'_>,
@@ -72,9 +74,8 @@ impl RawCall<'_> {
         let waker = cx.waker().clone();
         let mut other = None;
         let sent = self.sent(call);
-        let not_needed = connection.shard.look(connection.key, |peer| {
-            if peer.session.has_outcome(call) {
-                take(peer, sent, found, &mut other);
+        let not_needed = connection.shard.fall_asleep(connection.key, |peer| {
+            if peer.take(sent, found, &mut other) {
                 Err(waker)
             } else {
                 Ok(peer.session.set_waiter(call, waker))
@@ -106,19 +107,17 @@ impl RawCall<'_> {
             && let Some(body) = request.and_then(|body| self.rewound(body))
         {
             self.send_elsewhere(body);
-            return CallOutcome::Nothing;
+            return None;
         }
         if let Some(failed) = self.retryable(&outcome)
             && self.try_again(failed)
         {
-            return CallOutcome::Nothing;
+            return None;
         }
         // The server's own word stays as it is.
         let is_reply = matches!(outcome, Outcome::Reply(_));
         match self.ended(outcome) {
-            CallOutcome::Failed(status) if !is_reply => {
-                CallOutcome::Failed(self.with_attempts(status))
-            }
+            Some(Err(status)) if !is_reply => Some(Err(self.with_attempts(status))),
             other => other,
         }
     }
@@ -127,15 +126,15 @@ impl RawCall<'_> {
     fn ended(&self, outcome: Outcome) -> CallOutcome {
         match outcome {
             Outcome::Reply(reply) => match reply.kind {
-                session::ReplyKind::Ok => CallOutcome::Ok(reply.message),
-                session::ReplyKind::UserError => CallOutcome::UserError(reply.message),
+                session::ReplyKind::Ok => Some(Ok((ReplyKind::Ok, reply.message))),
+                session::ReplyKind::UserError => Some(Ok((ReplyKind::UserError, reply.message))),
                 session::ReplyKind::Status { code, retryable, .. } => {
                     let status = self.received(&reply, code, retryable);
-                    CallOutcome::Failed(status.of_call(self.method))
+                    Some(Err(status.of_call(self.method)))
                 }
             },
             Outcome::Failed { reason, never_sent } => {
-                CallOutcome::Failed(self.failed(reason, never_sent).of_call(self.method))
+                Some(Err(self.failed(reason, never_sent).of_call(self.method)))
             }
         }
     }
@@ -159,33 +158,62 @@ pub(super) struct Other {
     pub(super) request: Option<OutBuf>,
 }
 
-/// Takes an outcome that has arrived: a result goes straight into `found`, any other outcome is
-/// returned.
-#[inline]
-pub(super) fn take(
-    peer: &mut RpcEndpoint,
-    sent: Sent,
-    found: &mut CallOutcome,
-    other: &mut Option<Other>,
-) {
-    let request = peer.session.take_request(sent.call);
-    let Some(outcome) = peer.session.take_outcome(sent.call) else { return };
-    count(peer, sent, &outcome);
-    match outcome {
-        Outcome::Reply(session::Reply { kind: session::ReplyKind::Ok, message, .. }) => {
-            *found = CallOutcome::Ok(message);
+impl RpcEndpoint {
+    /// Takes the outcome of a call, if it has arrived: a result goes straight into `found`, any other
+    /// outcome is returned in `other`. Whether it has arrived.
+    #[inline]
+    pub(super) fn take(
+        &mut self,
+        Sent { call, method, began }: Sent<'_>,
+        found: &mut CallOutcome,
+        other: &mut Option<Other>,
+    ) -> bool {
+        self.take_apart(call, method, began, found, other)
+    }
+
+    // Apart, so that all of it is passed in registers.
+    fn take_apart(
+        &mut self,
+        call: CallId,
+        method: &'static MethodDescriptor,
+        began: Option<&Timed>,
+        found: &mut CallOutcome,
+        other: &mut Option<Other>,
+    ) -> bool {
+        match self.session.take_result(call) {
+            Ok((message, method_index)) => {
+                self.counts.on_end(method_index, End::OK, body_bytes(&message));
+                if let Some(began) = began {
+                    self.counts.on_timed(method_index, *began);
+                }
+                debug_assert!(found.is_none(), "a call has one outcome");
+                // There is nothing to drop.
+                std::mem::forget(found.replace(Ok((ReplyKind::Ok, message))));
+                true
+            }
+            Err(NoResult::Pending) => false,
+            Err(NoResult::Other) => {
+                *other = take_other(self, Sent { call, method, began });
+                true
+            }
         }
-        outcome => *other = Some(Other { outcome, request }),
     }
 }
 
+#[cold]
+fn take_other(peer: &mut RpcEndpoint, sent: Sent<'_>) -> Option<Other> {
+    let request = peer.session.take_request(sent.call);
+    let outcome = peer.session.take_outcome(sent.call)?;
+    count(peer, sent, &outcome);
+    Some(Other { outcome, request })
+}
+
 /// Counts the outcome of a call.
-#[inline]
-pub(super) fn count(peer: &mut RpcEndpoint, sent: Sent, outcome: &Outcome) {
-    let (end, bytes) = end_of(outcome);
-    peer.counts.on_end(sent.method_index, end, bytes);
+pub(super) fn count(peer: &mut RpcEndpoint, sent: Sent<'_>, outcome: &Outcome) {
+    let ((end, bytes), method_index) = (end_of(outcome), sent.method.dense_index());
+    peer.counts.on_end(method_index, end, bytes);
     if let Some(began) = sent.began {
-        peer.counts.on_timed(sent.method_index, began);
+        peer.counts.on_timed(method_index, *began);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Sends the request of a call, or says why it is not sent.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,7 +10,6 @@ use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::protocol::config::WhenFull;
 
 use super::beside::Beside;
-use super::outcome::take;
 use super::{RawCall, Sent, State};
 use crate::bulk::{BulkPool, ReplySlot};
 use crate::client::Connection;
@@ -17,10 +17,11 @@ use crate::client::shared::earliest;
 use crate::context::Context as CallContext;
 use crate::endpoint::RpcEndpoint;
 use crate::metadata::Metadata;
+use crate::observability::stats::counts::Timed;
 use crate::observability::trace;
 use crate::runtime::recycled;
 use crate::service::reply::CallOutcome;
-use crate::session::{Deadline, StartCall, StartError};
+use crate::session::{CallHead, CallId, CallOptions, CallStreams, Deadline, StartError};
 use crate::status::Status;
 
 /// Longest head of a body, bytes, that is kept for another attempt.
@@ -37,12 +38,11 @@ impl RawCall<'_> {
         if has_metadata || trace::may_be_enabled() {
             self.begin_trace(has_metadata);
         }
-        if self.on.is_some() {
-            let on = self.on.take();
-            return self.send_on(Guard::from_inner(on), deadline, is_awaited, found);
-        }
-        let guard = self.via.channel().connection();
-        self.send_on(guard, deadline, is_awaited, found);
+        let on = match self.on.take() {
+            None => self.via.channel().connection(),
+            chosen => Guard::from_inner(chosen),
+        };
+        self.send_on(on, deadline, is_awaited, found);
     }
 
     #[inline]
@@ -54,19 +54,98 @@ impl RawCall<'_> {
         found: &mut CallOutcome,
     ) {
         let Some(connection) = &*on else { return self.wait_for_connection() };
-        let Self { via, method, state, body, beside, deadline: own, extras, head_bytes, .. } = self;
-        *state = State::Done;
-        let mut metadata = None;
-        let mut when_full = via.channel().when_full;
+        self.state = State::Done;
+        let channel = &**self.via.channel();
+        let mut options = CallOptions {
+            codec: channel.codec.id(),
+            metadata: None,
+            deadline: None,
+            when_full: channel.when_full,
+            is_nested: connection.is_two_way && is_nested(connection),
+        };
+        // What most calls have none of.
+        let is_plain = self.extras.is_none()
+            && self.deadline.is_none()
+            && inherited.is_none()
+            && channel.default_timeout.is_none()
+            && connection.load.is_none()
+            && !self.method.idempotent;
+        if !is_plain {
+            let may_go_on = self.prepare(connection, inherited, &mut options);
+            if !may_go_on {
+                return;
+            }
+        }
+        let Self { state, method, body, beside, head_bytes, .. } = self;
+        let mut head = method.call_head();
+        let without_idle;
+        if head.streams.idle_deadline && options.deadline.is_none() {
+            let streams = CallStreams { idle_deadline: false, ..head.streams };
+            without_idle = CallHead { streams, ..*head };
+            head = &without_idle;
+        }
+        *head_bytes = body.as_ref().map_or(0, |body| body.len().try_into().unwrap_or(u32::MAX));
+        let timed = Cell::new(None);
+        let start = |peer: &mut RpcEndpoint| peer.start(head, &options, body, &timed);
+        let mut other = None;
+        // A single outstanding call polls for its own reply. With several, the driver polls.
+        let wanted = |peer: &mut RpcEndpoint, started: &Result<CallId, Box<Refused>>| {
+            // Who only starts a call looks when it is awaited.
+            let (true, Ok(call)) = (is_awaited, started) else { return Progress::GiveUp };
+            if peer.session.outgoing_calls() != 1 && !peer.session.has_outcome(*call) {
+                return Progress::GiveUp;
+            }
+            let began = timed.get();
+            let sent = Sent { call: *call, method, began: began.as_ref() };
+            match peer.take(sent, found, &mut other) {
+                true => Progress::Done(()),
+                false => Progress::Wait,
+            }
+        };
+        let sent = connection.shard.with_progress(connection.key, is_awaited, start, wanted);
+        let refused = match sent {
+            Some((Ok(_), Some(()))) if other.is_none() => return,
+            Some((Ok(call), None)) => {
+                *state = State::InFlight(call);
+                match (timed.get(), &mut **beside) {
+                    (None, None) => {}
+                    (began, Some(beside)) => beside.began = began,
+                    (began, none) => none.insert(recycled::take()).began = began,
+                }
+                None
+            }
+            Some((Ok(_), Some(()))) => None,
+            Some((Err(refused), _)) => Some(Some(refused)),
+            None => Some(None),
+        };
+        // It was taken for the call to leave on, or there was none.
+        std::mem::forget(std::mem::replace(&mut self.on, Guard::into_inner(on)));
+        if let Some(refused) = refused {
+            self.refused(refused.as_deref());
+        } else if let Some(other) = other {
+            *found = self.rarely_found(other);
+        }
+    }
+
+    /// What a call has that is not like most, as it is about to be sent on a connection. False: it has ended.
+    #[inline(never)]
+    fn prepare(
+        &mut self,
+        connection: &Arc<Connection>,
+        inherited: Option<Instant>,
+        options: &mut CallOptions,
+    ) -> bool {
+        let Self { via, method, body, beside, deadline: own, extras, .. } = self;
+        let channel = via.channel();
         let (mut may_repeat, mut may_hedge) = (method.idempotent && !method.has_streams(), true);
         if let Some(extras) = &mut **extras {
-            metadata = encoded(&extras.metadata);
-            let most = via.channel().max_metadata_bytes;
-            if metadata.as_ref().is_some_and(|metadata| metadata.len() > most) {
-                let len = metadata.map_or(0, |metadata| metadata.len());
-                return self.metadata_too_long(len, most);
+            options.metadata = encoded(&extras.metadata);
+            let (len, most) = (options.metadata_bytes(), channel.max_metadata_bytes);
+            if len > most {
+                self.metadata_too_long(len, most);
+                return false;
             }
-            when_full = extras.when_full.unwrap_or(when_full);
+            options.when_full = extras.when_full.unwrap_or(options.when_full);
             may_repeat &= !extras.is_second;
             may_hedge = extras.slot.is_none();
             offer_slot(extras.slot.take(), body, &connection.bulk);
@@ -74,7 +153,6 @@ impl RawCall<'_> {
         if let Some(load) = &connection.load {
             beside.get_or_insert_with(recycled::take).load = Some(load.begin());
         }
-        let channel = via.channel();
         let deadline = earliest(*own, channel.default_timeout, inherited);
         *own = deadline.map(|(at, _)| at);
         if may_repeat {
@@ -87,60 +165,8 @@ impl RawCall<'_> {
                 }
             }
         }
-        let mut streams = method.streams;
-        streams.idle_deadline &= deadline.is_some();
-        let call = StartCall {
-            method: method.id,
-            method_index: method.dense_index(),
-            signature: method.checked_hash(),
-            codec: channel.codec.id(),
-            deadline: deadline.map(|(at, now)| Deadline { at, now }),
-            no_cancel: method.no_cancel,
-            when_full,
-            is_nested: connection.is_two_way && is_nested(connection),
-            streams,
-            metadata: metadata.as_deref().unwrap_or_default(),
-        };
-        *head_bytes = body.as_ref().map_or(0, |body| body.len().try_into().unwrap_or(u32::MAX));
-        let start = |peer: &mut RpcEndpoint| peer.start(&call, body);
-        let mut other = None;
-        // A single outstanding call polls for its own reply. With several, the driver polls.
-        let wanted = |peer: &mut RpcEndpoint, started: &Result<Sent, Refused>| {
-            let Ok(sent) = started else { return Progress::GiveUp };
-            if peer.session.has_outcome(sent.call) {
-                take(peer, *sent, found, &mut other);
-                Progress::Done(())
-            } else if is_awaited && peer.session.outgoing_calls() == 1 {
-                Progress::Wait
-            } else {
-                Progress::GiveUp
-            }
-        };
-        match connection.shard.with_progress(connection.key, is_awaited, start, wanted) {
-            Some((Ok(sent), None)) => {
-                *state = State::InFlight(sent.call);
-                match (sent.began, &mut **beside) {
-                    (None, None) => {}
-                    (began, Some(beside)) => beside.began = began,
-                    (began, none) => none.insert(recycled::take()).began = began,
-                }
-                self.on = Guard::into_inner(on);
-            }
-            Some((Ok(_), Some(()))) => {
-                if let Some(other) = other {
-                    self.on = Guard::into_inner(on);
-                    *found = self.rarely_found(other);
-                }
-            }
-            Some((Err(refused), _)) => {
-                self.on = Guard::into_inner(on);
-                self.refused(Some(&refused));
-            }
-            None => {
-                self.on = Guard::into_inner(on);
-                self.refused(None);
-            }
-        }
+        options.deadline = deadline.map(|(at, now)| Deadline { at, now });
+        true
     }
 
     /// A body that came back, as it was before it was handed to a connection. `None`: it is too long.
@@ -238,31 +264,42 @@ enum Refused {
 }
 
 impl RpcEndpoint {
-    /// Starts a call. A refused body stays in its place.
+    /// Starts a call. A refused body stays in its place. Tells the time if the call is one that is timed.
     #[inline]
-    fn start(&mut self, call: &StartCall<'_>, body: &mut Option<OutBuf>) -> Result<Sent, Refused> {
+    fn start(
+        &mut self,
+        head: &CallHead,
+        options: &CallOptions,
+        body: &mut Option<OutBuf>,
+        timed: &Cell<Option<Timed>>,
+    ) -> Result<CallId, Box<Refused>> {
         let body_bytes = body.as_ref().map_or(0, OutBuf::total_len);
-        if !self.request_passes(call.metadata.len(), body_bytes) {
-            self.look_closer(call, body_bytes)?;
+        if !self.request_passes(options.metadata_bytes(), body_bytes) {
+            self.look_closer(options, body_bytes)?;
         }
-        let id = self.session.start_from(call, body, None).map_err(Refused::Start)?;
-        let began = self.counts.on_start(call.method_index, body_bytes);
-        Ok(Sent { call: id, method_index: call.method_index, began })
+        let id = self.session.start_from(head, options, body, None).map_err(not_started)?;
+        timed.set(self.counts.on_start(head.method_index, body_bytes));
+        Ok(id)
     }
 
     /// Slow path: a large request, or one that finds the queue full.
     #[cold]
-    fn look_closer(&mut self, call: &StartCall<'_>, body: u64) -> Result<(), Refused> {
-        if let Some(why) = self.request_too_large(call.metadata.len(), body) {
-            return Err(Refused::TooLarge(why));
+    fn look_closer(&mut self, options: &CallOptions, body: u64) -> Result<(), Box<Refused>> {
+        if let Some(why) = self.request_too_large(options.metadata_bytes(), body) {
+            return Err(Box::new(Refused::TooLarge(why)));
         }
         if !self.room.admit(body) {
-            if call.when_full == WhenFull::Refuse {
-                return Err(Refused::QueueFull);
+            if options.when_full == WhenFull::Refuse {
+                return Err(Box::new(Refused::QueueFull));
             }
             // Queued all the same: its call waits.
             self.room.count(body);
         }
         Ok(())
     }
+}
+
+#[cold]
+fn not_started(error: StartError) -> Box<Refused> {
+    Box::new(Refused::Start(error))
 }

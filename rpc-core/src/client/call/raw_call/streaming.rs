@@ -10,7 +10,7 @@ use super::{RawCall, State};
 use crate::codec::Codec;
 use crate::endpoint::RpcEndpoint;
 use crate::service::reply::CallOutcome;
-use crate::service::{MethodDescriptor, ReplyParts};
+use crate::service::{MethodDescriptor, ReplyKind, ReplyParts};
 use crate::session::{self, CallId, Failure, Outcome};
 use crate::status::{Code, Status};
 use crate::stream::StreamEnd;
@@ -33,9 +33,9 @@ impl RawCall<'_> {
         loop {
             match self.state {
                 State::Ready => {
-                    let mut found = CallOutcome::Nothing;
+                    let mut found = None;
                     self.send(false, &mut found);
-                    if !matches!(found, CallOutcome::Nothing) {
+                    if found.is_some() {
                         self.over(found);
                     }
                 }
@@ -90,7 +90,7 @@ impl RawCall<'_> {
         }
         let (_, found) = self.take_end();
         // Without items the response alone says that the call was accepted.
-        if let CallOutcome::Ok(_) = found {
+        if let Some(Ok((ReplyKind::Ok, _))) = found {
             self.over(found);
             return Poll::Ready(Accepted::Yes);
         }
@@ -99,12 +99,12 @@ impl RawCall<'_> {
 
     /// Takes the outcome, behind all items.
     fn take_end(&mut self) -> (StreamEnd, CallOutcome) {
-        let mut found = CallOutcome::Nothing;
+        let mut found = None;
         let end = match self.id() {
             None => {
                 self.take_found(&mut found);
                 match found {
-                    CallOutcome::Ok(_) => StreamEnd::Finished,
+                    Some(Ok((ReplyKind::Ok, _))) => StreamEnd::Finished,
                     _ => StreamEnd::Failed,
                 }
             }

@@ -64,7 +64,7 @@ impl SoftCompletionQueue {
             return;
         }
         let before = self.queues.completions.len();
-        gone.give_back(&mut Sink { polled: None, queues: &mut self.queues });
+        gone.give_back(&mut Sink::queued(&mut self.queues));
         if let Some(srq) = &mut self.queues.srq {
             srq.users -= 1;
         }

@@ -63,7 +63,7 @@ impl Sender {
         self.peer.ring.publish();
         let Wire::Ring(wire) = &mut self.wire else { unreachable!() };
         let feedback = wire.ring.feedback().unwrap();
-        let mut sink = Sink { polled: None, queues: &mut self.queues };
+        let mut sink = Sink::queued(&mut self.queues);
         self.requester.on_feedback(feedback, &mut sink, &mut self.used).unwrap();
         self.requester.pump(&mut self.wire).unwrap();
         seen
@@ -148,7 +148,7 @@ impl Receiver {
     /// Takes the next packet, if there is one, and whether the fast path did.
     fn take(&mut self, is_fast: bool) -> (Option<Result<(), Refusal>>, bool) {
         let Some(word) = self.wire.ring.peek() else { return (None, false) };
-        let mut sink = Sink { polled: None, queues: &mut self.queues };
+        let mut sink = Sink::queued(&mut self.queues);
         let Self { requester, responder, used, wire, .. } = self;
         let mut targets = PacketTargets { requester, responder, sink: &mut sink, used };
         if is_fast && take_whole_send(word, wire, &mut targets) {

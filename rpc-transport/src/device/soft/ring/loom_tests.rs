@@ -92,10 +92,11 @@ impl Segment for Watched {
     unsafe fn put(&self, at: usize, from: NonNull<u8>, len: usize) {
         // SAFETY: by the caller.
         let bytes = unsafe { std::slice::from_raw_parts(from.as_ptr(), len) };
-        self.put_private(at, bytes);
+        // SAFETY: by the caller.
+        unsafe { self.put_private(at, bytes) };
     }
 
-    fn put_private(&self, at: usize, bytes: &[u8]) {
+    unsafe fn put_private(&self, at: usize, bytes: &[u8]) {
         for (slot, offset, range) in Self::cut(at, bytes.len()) {
             let part = &bytes[range];
             if offset < WORD_BYTES {

@@ -53,9 +53,9 @@ pub(in crate::device::soft) trait Segment {
 
     /// Copies bytes that nobody else writes into the slots.
     ///
-    /// # Panics
-    /// If they end outside.
-    fn put_private(&self, at: usize, bytes: &[u8]);
+    /// # Safety
+    /// `at + bytes.len()` is inside the slots.
+    unsafe fn put_private(&self, at: usize, bytes: &[u8]);
 
     /// Copies out of the slots, which the peer may write meanwhile.
     ///
@@ -105,11 +105,11 @@ impl Segment for Mapping {
     }
 
     #[inline]
-    fn put_private(&self, at: usize, bytes: &[u8]) {
+    unsafe fn put_private(&self, at: usize, bytes: &[u8]) {
         debug_assert!(CONTROL_BYTES + at + bytes.len() <= self.len());
-        // SAFETY: the ring has checked that the bytes fit into the slot at `at`.
+        // SAFETY: the slots follow the control words inside the mapping, and `at` is in them.
         let to = unsafe { self.base().add(CONTROL_BYTES + at) };
-        // SAFETY: as above; they are borrowed, so a plain copy will do; the peer reads the slot only
+        // SAFETY: valid for their length by the caller; they are borrowed, so a plain copy will do; the peer reads the slot only
         // after the release store that publishes it.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
     }

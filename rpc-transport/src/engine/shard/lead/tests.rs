@@ -1,15 +1,18 @@
 //! Who polls, and who is woken, while callers wait. No driver runs here: the tests stand in for it.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
+use std::time::Duration;
 
 use super::{Leader, Turn, Waited};
 use crate::connect::error::CloseCause;
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::shard::tests::{Simple, Wakes, pair, park, send};
 use crate::engine::shard::{Progress, Shard};
-use crate::engine::spin::{PEER, PollMode};
+use crate::engine::spin::{PEER, PollMode, TOOK};
 
 /// A client whose callers wait for messages, and the server that sends them.
 struct World {
@@ -43,6 +46,14 @@ impl World {
         let wakes = Arc::new(Wakes::default());
         let waker = Waker::from(Arc::clone(&wakes));
         self.client.with(self.key, |protocol| protocol.waiters.push(waker)).unwrap();
+        wakes
+    }
+
+    /// A caller that was told to sleep registers its waker.
+    fn falls_asleep(&self) -> Arc<Wakes> {
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(Arc::clone(&wakes));
+        self.client.fall_asleep(self.key, |protocol| protocol.waiters.push(waker)).unwrap();
         wakes
     }
 
@@ -137,6 +148,83 @@ async fn a_lead_that_ends_beside_a_running_driver_leaves_the_rest_to_it() {
     world.answer();
     assert_eq!(world.wait(1, 1), "done");
     assert!(!world.client.lock().is_led(), "it would stand back, and nobody polls");
+}
+
+/// Else it would poll beside the next leader, and want the core of that one or of the peer.
+#[tokio::test]
+async fn a_running_driver_stands_back_beside_callers_that_lead_in_turn() {
+    let world = World::new("lead-in-turn").await;
+    world.client.look(world.key, |protocol| protocol.is_waiting = false).unwrap();
+    for call in 1..=3 {
+        assert_eq!(world.wait(1, call), "leads");
+        world.answer();
+        assert_eq!(world.wait(1, call), "done");
+        assert!(world.client.lock().is_led(), "after {call} calls it polls");
+    }
+    assert!(!world.client.lock().is_led(), "nobody has polled since");
+}
+
+#[tokio::test]
+async fn a_lead_that_ends_beside_a_running_driver_goes_to_a_caller_that_sleeps() {
+    let world = World::new("lead-running-next").await;
+    assert_eq!(world.wait(1, 1), "leads");
+    world.answer();
+    world.server.lock().poll();
+    world.client.lock().poll();
+    // This one waits for a later message.
+    let sleeper = world.sleeper();
+    assert_eq!(world.wait(1, 1), "done");
+    assert_eq!(sleeper.count(), 1);
+    // The driver leaves the rest to it, for as long as a lead is left to whoever has it.
+    assert!(world.client.lock().is_led());
+    assert!(!world.client.lock().is_led(), "it has not polled");
+}
+
+#[tokio::test]
+async fn a_call_that_is_dropped_beside_a_running_driver_wakes_nobody() {
+    let world = World::new("lead-running-dropped").await;
+    let sleeper = world.sleeper();
+    world.client.stop_waiting(world.key, 1);
+    assert_eq!(sleeper.count(), 0);
+}
+
+/// It was told to sleep while another one led, and registers its waker when that one is done.
+#[tokio::test]
+async fn who_falls_asleep_where_nobody_polls_wakes_the_driver() {
+    let world = World::new("lead-asleep").await;
+    world.client.look(world.key, |protocol| protocol.is_waiting = false).unwrap();
+    assert_eq!(world.wait(1, 1), "leads");
+    let driver = world.driver();
+    assert_eq!(world.wait(2, 2), "sleeps");
+    world.answer();
+    assert_eq!(world.wait(1, 1), "done");
+    assert_eq!(driver.count(), 0, "nobody is known to sleep");
+    let sleeper = world.falls_asleep();
+    assert_eq!((driver.count(), sleeper.count()), (1, 0));
+}
+
+#[tokio::test]
+async fn a_running_driver_does_not_stand_back_where_a_caller_fell_asleep_and_nobody_leads() {
+    let world = World::new("lead-asleep-running").await;
+    world.client.look(world.key, |protocol| protocol.is_waiting = false).unwrap();
+    assert_eq!(world.wait(1, 1), "leads");
+    assert_eq!(world.wait(2, 2), "sleeps");
+    world.answer();
+    assert_eq!(world.wait(1, 1), "done");
+    world.falls_asleep();
+    assert!(!world.client.lock().is_led());
+}
+
+#[tokio::test]
+async fn who_falls_asleep_where_another_leads_or_was_woken_to_wakes_nobody() {
+    let world = World::new("lead-asleep-beside").await;
+    assert_eq!(world.wait(1, 1), "leads");
+    let (driver, first) = (world.driver(), world.falls_asleep());
+    assert_eq!((driver.count(), first.count()), (0, 0));
+    world.client.stop_waiting(world.key, 1);
+    assert_eq!(first.count(), 1);
+    let second = world.falls_asleep();
+    assert_eq!((driver.count(), second.count()), (0, 0), "the first one polls soon");
 }
 
 #[tokio::test]
@@ -266,6 +354,31 @@ async fn a_leader_looks_once_more_when_it_has_yielded() {
     assert_eq!(world.wait(1, 1), "done");
 }
 
+/// Where the driver alone polls it is, as its waits wake nobody.
+#[tokio::test]
+async fn a_yield_to_who_waits_too_is_not_slow_for_a_caller_that_leads() {
+    let world = World::new("lead-slow").await;
+    let yields = Rc::new(Cell::new(0));
+    let counts = Rc::clone(&yields);
+    PEER.set(Some(Box::new(move || counts.set(counts.get() + 1))));
+    TOOK.set(Duration::from_micros(40));
+    // Threads that may run on one core only have another measure.
+    let parks = |leads: bool| {
+        world.client.lock().set_mode(PollMode::Adaptive);
+        world.client.look(world.key, |protocol| protocol.has_streams = !leads).unwrap();
+        world.client.yield_core();
+        world.client.lock().parks()
+    };
+    let has_cores = rustix::thread::sched_getaffinity(None).unwrap().count() > 1;
+    assert_eq!([parks(true), parks(false)], [false, has_cores]);
+    // The second turn of a caller that leads yields before it polls.
+    world.client.look(world.key, |protocol| protocol.has_streams = false).unwrap();
+    world.client.lock().share_core();
+    let before = yields.get();
+    assert_eq!([world.wait(1, 1), world.wait(1, 1)], ["leads", "leads"]);
+    assert_eq!((yields.get() - before, world.client.lock().parks()), (1, false));
+}
+
 /// It holds the core that the peer needs, and the lock, for as long as it polls.
 #[tokio::test]
 async fn the_caller_of_a_lone_call_does_not_poll_on_a_core_that_the_peer_needs() {
@@ -280,4 +393,31 @@ async fn the_caller_of_a_lone_call_does_not_poll_on_a_core_that_the_peer_needs()
     assert!(polls() > 0);
     world.client.lock().share_core();
     assert_eq!(polls(), 0);
+}
+
+/// The driver has found the answer of the caller that was to lead next, after that was woken: so it never led,
+/// and those that sleep on waited until the driver looked again.
+#[tokio::test]
+async fn a_caller_that_was_to_lead_and_finds_its_answer_passes_the_lead_on() {
+    let world = World::new("lead-chosen-done").await;
+    world.client.look(world.key, |protocol| protocol.is_waiting = false).unwrap();
+    world.client.look(world.key, |protocol| protocol.next_caller = 2).unwrap();
+    assert_eq!(world.wait(1, 1), "leads");
+    world.answer();
+    world.server.lock().poll();
+    // Beside a driver that runs.
+    world.client.lock().poll();
+    let (third, second) = (world.sleeper(), world.sleeper());
+    assert_eq!(world.wait(1, 1), "done");
+    assert_eq!((second.count(), third.count()), (1, 0));
+    // The driver goes on for a while: it has not asked yet whether somebody leads.
+    let wakers =
+        std::mem::take(&mut world.client.lock().connection(world.key).unwrap().protocol.waiters);
+    world.answer();
+    world.server.lock().poll();
+    world.client.lock().poll();
+    world.client.look(world.key, |protocol| protocol.waiters = wakers).unwrap();
+    assert_eq!(world.wait(2, 2), "done");
+    assert!(world.client.lock().is_led());
+    assert_eq!(third.count(), 1, "the driver stands back, and nobody polls");
 }

@@ -28,10 +28,5 @@ fn collect_all<P: Protocol>(
     key: ConnectionKey,
     protocol: &mut P,
 ) {
-    while let Some(outside) = protocol.poll_action() {
-        match outside {
-            Outside::Action(action) => actions.push_back((key, action)),
-            Outside::Drop(_body) => deferred.push(Deferred::Body { _body }),
-        }
-    }
+    protocol.drain_actions(&mut Outside { key, actions, deferred });
 }

@@ -116,9 +116,10 @@ impl<P: Protocol> State<P> {
         self.spin.shares_core()
     }
 
-    /// A `sched_yield` took this long. Returns whether another thread has run meanwhile.
-    pub(crate) fn on_yielded(&mut self, took: Duration) -> bool {
-        self.spin.on_yielded(took, may_run_on_one_core_only)
+    /// A `sched_yield` of a caller that leads, or of the driver, took this long. Returns whether another thread has
+    /// run meanwhile.
+    pub(crate) fn on_yielded(&mut self, took: Duration, leads: bool) -> bool {
+        self.spin.on_yielded(took, leads, may_run_on_one_core_only)
     }
 
     /// How many empty polls who waits makes in a row before it looks at the time. Where the peer needs
@@ -134,12 +135,18 @@ impl<P: Protocol> State<P> {
         self.quiet_polls
     }
 
+    /// Whether the next waits park because another thread wants the core.
+    #[cfg(test)]
+    pub(crate) fn parks(&self) -> bool {
+        self.spin.parks()
+    }
+
     /// Makes this the state of an end that may run on one core only, which its peer needs.
     #[cfg(test)]
     pub(crate) fn share_core(&mut self) {
         self.set_mode(crate::engine::spin::PollMode::Adaptive);
         while !self.shares_core() {
-            self.spin.on_yielded(Duration::from_micros(3), || true);
+            self.spin.on_yielded(Duration::from_micros(3), false, || true);
             self.spin.on_progress();
         }
     }
@@ -202,8 +209,10 @@ impl<P: Protocol> State<P> {
         while at < count {
             at += self.on_run(at);
         }
-        // Most have no buffer left, so this is cheap.
-        self.completions.clear();
+        // Most have no buffer left.
+        while let Some(completion) = self.completions.pop() {
+            drop(completion.buffer);
+        }
         self.transmit_dirty();
         count
     }
@@ -252,26 +261,14 @@ impl<P: Protocol> State<P> {
         };
         let is_alone = self.completions.len() == 1;
         let connection = &mut self.connections[index as usize];
-        let (mut count, mut has_received) = (0, false);
-        for completion in self.completions[first..].iter_mut().take_while(|next| next.qp == qp) {
-            count += 1;
-            match completion.kind {
-                CompletionKind::Send => connection.on_send_completion(&mut *self.cq, completion),
-                CompletionKind::Recv | CompletionKind::RecvWrite => {
-                    let (cq, reposts) = (&mut *self.cq, &mut self.reposts);
-                    connection.on_recv_completion(cq, self.now, completion, reposts);
-                    has_received = true;
-                }
-            }
-        }
-        if has_received {
-            connection.end_run(&mut *self.cq, &mut self.reposts);
-        }
+        let completions = &mut self.completions[first..];
+        let (count, has_received) =
+            connection.on_run(&mut *self.cq, self.now, qp, completions, &mut self.reposts);
         if is_alone && has_received && connection.is_settled() {
             let key = ConnectionKey { index, generation: connection.generation };
             collect(&mut self.actions, &mut self.deferred, key, &mut connection.protocol);
         } else {
-            self.mark_dirty(index);
+            self.mark_ready(index);
         }
         if has_received {
             let earlier = std::mem::replace(&mut self.spare, index);

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use crate::memory::budget::{BudgetExhausted, MemoryBudget, Reservation};
+use crate::memory::pages;
 use crate::message::payload::{Payload, Piece};
 use crate::message::payload_stream::{StreamFeed, StreamHome};
 use crate::message::received::{Message, Refusal};
@@ -474,9 +475,11 @@ impl Partial {
             if self.refused.is_some() {
                 return Ok(());
             }
+            let before = self.bytes.capacity();
             self.bytes.try_reserve_exact(wanted - self.bytes.len()).map_err(|_| {
                 ProtocolError::OutOfMemory { received: self.received + more as u64 }
             })?;
+            pages::on_growth(&mut self.bytes, before);
         }
         Ok(())
     }

@@ -145,6 +145,12 @@ impl Landing {
         self.owner.lendable_bytes()
     }
 
+    /// Whether the application has returned something that is not consumed.
+    #[inline]
+    pub(in crate::protocol::link) fn has_returns(&self) -> bool {
+        self.home.has_any()
+    }
+
     /// Consumes what the application has returned.
     #[inline]
     pub(in crate::protocol::link) fn collect(&mut self) {

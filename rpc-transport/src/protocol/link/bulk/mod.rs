@@ -113,9 +113,21 @@ impl Arenas {
         self.blocked = false;
     }
 
+    /// Whether the application has given back something since [`Arenas::is_due`] was last asked.
+    #[inline]
+    pub(super) fn has_returns(&self) -> bool {
+        self.landing.has_returns()
+    }
+
     #[inline]
     pub(super) fn is_due(&mut self) -> bool {
         self.landing.collect();
+        self.is_due_so_far()
+    }
+
+    /// The same without a look at what the application has returned since.
+    #[inline]
+    pub(super) fn is_due_so_far(&self) -> bool {
         self.landing.is_due() || self.writer.has_news()
     }
 
@@ -469,8 +481,12 @@ impl Link {
                 outcome
             }
         };
-        arenas.on_done(&blocks.done, &mut self.freed)?;
-        outcome.map(|outcome| self.on_outcome(outcome))
+        // First: a reader that was taken out of its stream is woken, whatever is wrong with the slots.
+        let inbound = outcome.map(|outcome| self.on_outcome(outcome));
+        if let Some(arenas) = &mut self.arenas {
+            arenas.on_done(&blocks.done, &mut self.freed)?;
+        }
+        inbound
     }
 
     /// Takes something the link no longer needs; drop it outside of any lock.

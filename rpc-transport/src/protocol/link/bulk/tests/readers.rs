@@ -1,0 +1,45 @@
+//! Readers of streams are told of what comes, and of the end.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Wake};
+
+use super::*;
+
+/// The reader of a stream whose segment comes with a DONE of no slot: it was taken out of the stream, and
+/// never woken.
+#[test]
+fn a_reader_is_told_of_the_end_though_the_frame_of_its_segment_breaks_a_rule() {
+    struct Counts(AtomicU32);
+    impl Wake for Counts {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let config = config().assembly_bytes(1000);
+    let offer = Offer::new(&config, Features::ARENA.with(Features::REPLY_SLOTS), 7);
+    let agreed = offer.agree_as_server(&offer).unwrap();
+    let mut end = Link::new(&config, &agreed, Instant::now()).unwrap();
+    let segment = |offset, head_end, done: Vec<u32>| {
+        let (last, abort, total) = (false, false, 5000);
+        let segment = Segment { number: 0, last, abort, head_end, offset, total };
+        frame(Kind::Data, &Blocks { segment: Some(segment), done, ..Blocks::default() }, &[7; 200])
+    };
+    let Inbound::Assembled(mut message) = receive(&mut end, &segment(0, true, Vec::new())).unwrap()
+    else {
+        panic!("a stream is delivered with its head");
+    };
+    let mut stream = message.take_stream().unwrap();
+    let counts = Arc::new(Counts(0.into()));
+    let waker = Waker::from(Arc::clone(&counts));
+    let mut context = Context::from_waker(&waker);
+    assert!(stream.poll_next(&mut context).is_pending());
+    let error = refused(&mut end, &segment(200, false, vec![99]));
+    assert_eq!(error, ProtocolError::UnknownSlot(99));
+    // What the engine does at the end of a run, and at that of a connection.
+    std::iter::from_fn(|| end.take_reader()).for_each(Waker::wake);
+    end.abandon_messages();
+    std::iter::from_fn(|| end.take_reader()).for_each(Waker::wake);
+    drop(end.take_unfinished());
+    drop(end);
+    assert_ne!(counts.0.load(Ordering::Relaxed), 0, "it waits for ever");
+}
