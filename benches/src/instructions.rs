@@ -3,9 +3,11 @@
 //! Owns the kept counts in `benches/instructions.txt`: a figure that grows by more than [`SLACK`] fails,
 //! until the baseline is written anew (`--write`) and the change is there to be seen in review.
 //! Callgrind counts a child that makes calls with both ends on one thread, over memory, without
-//! spinning. Two runs are subtracted, so neither set-up nor end counts. A line of ours counts for the
-//! file it stands in, wherever it was inlined; one of the standard library for the function that it was
-//! inlined into.
+//! spinning; how a lone call in busy mode is counted says `laps`. Two runs are subtracted, so neither
+//! set-up nor end counts. A line of ours counts for the file it stands in, wherever it was inlined; one of
+//! the standard library for the function that it was inlined into.
+
+mod laps;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -32,6 +34,8 @@ const WAYS: [(&str, [&str; 2]); 6] = [
     ("interceptor at the server", ["--interceptor", "server"]),
     ("interceptor at the client", ["--interceptor", "client"]),
 ];
+/// A lone call in busy mode, which is counted in another way, and takes longer.
+const BUSY: &str = "busy, 1 in flight";
 /// What those with an interceptor are compared with, and what it may cost more.
 const WITHOUT: &str = "32 in flight";
 const INTERCEPTOR: &str = "interceptor";
@@ -46,8 +50,36 @@ const LIBC: &str = "libc";
 /// Instructions per call or item, by name: what is counted, and layer.
 type Figures = BTreeMap<String, f64>;
 
-/// Counts each way.
-fn figures() -> Result<Figures> {
+/// Which rows are counted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rows {
+    /// All but [`BUSY`].
+    OfOneProcess,
+    Busy,
+    All,
+}
+
+impl Rows {
+    /// Whether a figure of this name is of such a row.
+    fn has(self, name: &str) -> bool {
+        self == Self::All || name.starts_with(BUSY) == (self == Self::Busy)
+    }
+}
+
+fn figures(rows: Rows) -> Result<Figures> {
+    let mut now = match rows {
+        Rows::Busy => Figures::new(),
+        Rows::OfOneProcess | Rows::All => of_one_process()?,
+    };
+    if rows != Rows::OfOneProcess {
+        let busy = laps::count()?.into_iter().filter(|(_, count)| *count >= 1.0);
+        now.extend(busy.map(|(layer, count)| (format!("{BUSY}: {layer}"), count)));
+    }
+    Ok(now)
+}
+
+/// Counts each of [`WAYS`].
+fn of_one_process() -> Result<Figures> {
     let mut now = Figures::new();
     for (name, way) in WAYS {
         // Each has one thread, and counts the same whoever runs beside it.
@@ -68,16 +100,21 @@ fn figures() -> Result<Figures> {
 }
 
 /// Counts, prints, and compares with the baseline or writes it.
-pub(crate) fn run(write: bool) -> Result<()> {
+pub(crate) fn run(write: bool, busy: bool) -> Result<()> {
+    let rows = match (write, busy) {
+        (true, _) => Rows::All,
+        (false, true) => Rows::Busy,
+        (false, false) => Rows::OfOneProcess,
+    };
     for _ in 1..COUNTS {
-        let Err(error) = judge(&figures()?, write) else { return Ok(()) };
+        let Err(error) = judge(&figures(rows)?, rows, write) else { return Ok(()) };
         println!("counted again, as other work of the machine can add to a count: {error:#}");
     }
-    judge(&figures()?, write)
+    judge(&figures(rows)?, rows, write)
 }
 
 /// Compares with the baseline or writes it.
-fn judge(now: &Figures, write: bool) -> Result<()> {
+fn judge(now: &Figures, rows: Rows, write: bool) -> Result<()> {
     let dear = dear_interceptors(now);
     ensure!(
         dear.is_empty(),
@@ -97,7 +134,9 @@ fn judge(now: &Figures, write: bool) -> Result<()> {
         println!("NOT COMPARED: the baseline is of another compiler ({of})");
         return Ok(());
     }
-    let grown = compare(now, &parse(&kept)?);
+    let mut kept = parse(&kept)?;
+    kept.retain(|name, _| rows.has(name));
+    let grown = compare(now, &kept);
     if grown > 0 {
         bail!(
             "{grown} figures grew by more than {:.0} %. If the change is worth it, write the baseline \
@@ -170,12 +209,18 @@ fn parse(text: &str) -> Result<Figures> {
         .collect()
 }
 
+/// Valgrind, to count what it is given.
+fn callgrind(out: &Path) -> Command {
+    let mut command = Command::new("valgrind");
+    command.args(["--tool=callgrind", "--compress-strings=no", "--compress-pos=no"]);
+    command.arg(format!("--callgrind-out-file={}", out.display()));
+    command
+}
+
 /// Instructions of a child that makes calls, by layer.
 fn count(calls: u32, way: [&str; 2]) -> Result<Figures> {
     let out = env::temp_dir().join(format!("callgrind.{}.{calls}", std::process::id()));
-    let done = Command::new("valgrind")
-        .args(["--tool=callgrind", "--compress-strings=no", "--compress-pos=no"])
-        .arg(format!("--callgrind-out-file={}", out.display()))
+    let done = callgrind(&out)
         .arg(env::current_exe()?)
         .args(["count", "--calls", &calls.to_string()])
         .args(way)

@@ -6,6 +6,7 @@
 //! comparable, numbers of two runs are not: the machine drifts.
 
 mod arrivals;
+mod busy;
 mod echo;
 mod goals;
 mod idle;
@@ -217,15 +218,22 @@ enum Command {
         /// In place of calls so many items of one stream: `results` or `arguments`.
         #[arg(long)]
         items: Option<String>,
+        /// In busy mode, one call after the other, of which this process is the `client` or the `server`.
+        #[arg(long)]
+        busy: Option<String>,
         #[command(flatten)]
         ends: ours::Ends,
     },
     /// Instructions of a 64-byte echo and of a 64-byte item by layer, both ends, against the baseline in
     /// `benches/instructions.txt`. Needs valgrind; run it with `--profile counted`.
     Instructions {
-        /// Writes the baseline anew.
+        /// Writes the baseline anew, all of it.
         #[arg(long)]
         write: bool,
+        /// Counts a lone call in busy mode instead, which takes longer and two cores: polls in vain are not
+        /// counted.
+        #[arg(long)]
+        busy: bool,
     },
     /// 64-byte echo over rdma:// against perftest's ib_send_lat and ib_send_bw (see
     /// `tests/bench_in_lab`).
@@ -288,11 +296,19 @@ enum Command {
         /// Where to.
         address: String,
     },
+    /// Internal: the client of a busy server that is counted.
+    #[command(hide = true)]
+    CallLate {
+        /// Where to.
+        address: String,
+        /// Calls, one after the other.
+        calls: u32,
+    },
     /// Internal: a server process.
     #[command(hide = true)]
     Serve {
         /// `ours`, `ours-current`, `ours-multi`, `ours-mlx5`, `ours-cores`, `ours-shards`,
-        /// `pipeline-current`, `pipeline-multi`, `large`, `stream` or `tarpc`.
+        /// `pipeline-current`, `pipeline-multi`, `large`, `late`, `stream` or `tarpc`.
         who: String,
         /// Where.
         address: String,
@@ -348,6 +364,7 @@ fn main() -> Result<()> {
                     "stream" => floor_tcp::serve(),
                     "ours-mlx5" => arrivals::serve(&address, mode(&name)).await,
                     "pipeline-current" => pipeline::serve(&address, mode(&name)).await,
+                    "late" => busy::serve(&address).await,
                     "large" => large::serve(&address, mode(&name)).await,
                     _ => ours::serve(&address, mode(&name)).await,
                 }
@@ -381,13 +398,14 @@ fn main() -> Result<()> {
             placements::run(&scheme, &mode, &server, &only, rounds, duration)
         }
         Command::Mem { millis } => mem(&runtime, Duration::from_millis(millis)),
-        Command::Count { calls, in_flight, items: None, ends } => {
+        Command::Count { calls, busy: Some(end), .. } => runtime.block_on(busy::count(calls, &end)),
+        Command::Count { calls, in_flight, items: None, ends, .. } => {
             runtime.block_on(count(calls, in_flight.max(1), &ends))
         }
         Command::Count { calls, items: Some(items), .. } => {
             runtime.block_on(items::count(calls, &items))
         }
-        Command::Instructions { write } => instructions::run(write),
+        Command::Instructions { write, busy } => instructions::run(write, busy),
         #[cfg(feature = "verbs")]
         Command::Rdma { rounds, iterations, millis } => {
             rdma::run(&runtime, rounds, iterations, Duration::from_millis(millis))
@@ -415,6 +433,7 @@ fn main() -> Result<()> {
         Command::Arrivals { scheme, rounds, millis } => {
             runtime.block_on(arrivals::run(&scheme, rounds, Duration::from_millis(millis)))
         }
+        Command::CallLate { address, calls } => runtime.block_on(busy::call(&address, calls)),
         Command::Arrive { address } => runtime.block_on(arrivals::arrive(&address)),
         Command::Idle { connections } => idle::run(&runtime, connections),
     }

@@ -152,14 +152,14 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// The rate of the slowest place of the default mode over shared memory, of the best one on the same flavor of
+/// The rate of the slowest place of the default mode over a scheme, of the best one on the same flavor of
 /// runtime, with 32 calls in flight: that of the flavor for which it is less.
-pub(crate) fn slowest_of_best(duration: Duration) -> Result<f64> {
+pub(crate) fn slowest_of_best(scheme: &str, duration: Duration) -> Result<f64> {
     let mut rates = PLACES.map(|(_, flavor)| (flavor, 0.0_f64));
     // Seven measurements, each of which others can spoil: the best of three turns counts.
     for _ in 0..3 {
         for ((place, flavor), (_, rate)) in PLACES.into_iter().zip(&mut rates) {
-            let ends = Ends::start(("shm", "adaptive"), "current", place, flavor)?;
+            let ends = Ends::start((scheme, "adaptive"), "current", place, flavor)?;
             *rate = rate.max(ends.rate(place, IN_FLIGHT[0], duration / 2)?);
         }
     }
