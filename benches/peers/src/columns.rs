@@ -33,6 +33,38 @@ pub(crate) const COLUMNS: [(Column, &str, &str); 8] = [
     (Column::DownFour, "down x4", "down_4_gb_per_second"),
 ];
 
+/// Just the columns.
+pub(crate) const ALL: [Column; COLUMNS.len()] = {
+    let mut columns = [Column::P50; COLUMNS.len()];
+    let mut at = 0;
+    while at < columns.len() {
+        columns[at] = COLUMNS[at].0;
+        at += 1;
+    }
+    columns
+};
+
+impl Column {
+    /// Its head in the table.
+    pub(crate) fn head(self) -> &'static str {
+        COLUMNS[self as usize].1
+    }
+
+    /// How many times as fast `ours` is as `peer`; `None` if one of them does not have this column.
+    pub(crate) fn speed(self, ours: &Numbers, peer: &Numbers) -> Option<f64> {
+        let (ours, peer) = (ours.get(self)?, peer.get(self)?);
+        Some(if self.is_time() { peer / ours } else { ours / peer })
+    }
+
+    /// Whether less is better; else it is a rate.
+    pub(crate) fn is_time(self) -> bool {
+        match self {
+            Self::P50 | Self::Mean | Self::P999 => true,
+            Self::Rate | Self::UpOne | Self::UpFour | Self::DownOne | Self::DownFour => false,
+        }
+    }
+}
+
 /// The values of a row; `None` for what it does not have.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Numbers([Option<f64>; COLUMNS.len()]);

@@ -1,18 +1,23 @@
 //! This framework beside its peers, in one interleaved run, as one table.
 
 mod columns;
+#[cfg(feature = "capnp")]
 #[rustfmt::skip]
 #[allow(warnings, clippy::all, clippy::pedantic, reason = "generated")]
 mod echo_capnp;
+mod goals;
 mod measure;
 mod peers;
+mod plot;
 mod rounds;
 mod row;
 mod rows;
 mod server;
+#[cfg(any(feature = "capnp", feature = "tarpc", feature = "tonic"))]
+mod socket_file;
 mod table;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -41,6 +46,12 @@ struct Options {
     /// Writes every number of every round to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Draws the medians as bars, as SVG.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// Looks at the goals among the rows instead, each until a round shows it; fails if none of twenty does.
+    #[arg(long, conflicts_with_all = ["rounds", "json", "plot", "list"])]
+    goals: bool,
     /// Prints the names of the rows and ends.
     #[arg(long)]
     list: bool,
@@ -77,14 +88,25 @@ fn run() -> Result<ExitCode> {
         "this process may use one CPU only, and client and server need one each; `taskset -p $$` shows which",
     )?;
     let plan = Plan { duration: Duration::from_millis(options.duration) };
+    if options.goals {
+        goals::run(&rows, &plan, cpus)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let rounds = rounds::run(&rows, options.rounds, &plan, cpus)?;
     table::print(&rows, &rounds, &plan);
     if let Some(path) = &options.json {
         let text = serde_json::to_string_pretty(&table::json(&rounds, &plan))?;
-        std::fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))?;
+        write(path, &(text + "\n"))?;
+    }
+    if let Some(path) = &options.plot {
+        write(path, &plot::svg(&rows, &rounds)?)?;
     }
     let failed = rounds.iter().any(|round| round.rows.iter().any(|(_, numbers)| numbers.is_err()));
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
 }
 
 /// The rows that were asked for; all, if none was.

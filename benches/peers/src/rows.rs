@@ -12,10 +12,14 @@ pub(crate) fn named(name: &str) -> Option<Row> {
 pub(crate) fn all() -> Vec<Row> {
     [
         peers::ours::rows(),
+        #[cfg(feature = "tarpc")]
         peers::tarpc::rows(),
+        #[cfg(feature = "tonic")]
         peers::tonic::rows(),
+        #[cfg(feature = "capnp")]
         peers::capnp::rows(),
         peers::ruapc::rows(),
+        #[cfg(feature = "iceoryx2")]
         peers::iceoryx2::rows(),
         peers::floors::rows(),
     ]

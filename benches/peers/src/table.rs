@@ -61,7 +61,8 @@ pub(crate) fn print(rows: &[Row], rounds: &[Round], plan: &Plan) {
     }
 }
 
-fn values(rounds: &[&Round], name: &str, column: Column) -> Vec<f64> {
+/// What the rounds have of a row in one column.
+pub(crate) fn values(rounds: &[&Round], name: &str, column: Column) -> Vec<f64> {
     let of_round = |round: &&Round| {
         let (_, numbers) = round.rows.iter().find(|(other, _)| other == name)?;
         numbers.as_ref().ok()?.get(column)
@@ -85,7 +86,7 @@ fn cell(values: &[f64]) -> String {
 }
 
 /// The middle one, or what lies between the two middle ones.
-fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
         0 => f64::NAN,

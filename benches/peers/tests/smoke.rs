@@ -57,15 +57,34 @@ fn ours() {
 }
 
 #[test]
+fn a_picture_of_the_rows_can_be_had() {
+    let path = std::env::temp_dir().join(format!("peers-smoke-{}.svg", std::process::id()));
+    let arguments = ["--rounds", "3", "--duration", "2", "--only", "floor/message", "--plot"];
+    let output = peers(&[&arguments[..], &[path.to_str().unwrap()]].concat());
+    // The host may move the CPUs in every round.
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("nothing to draw"), "{said}");
+        return;
+    }
+    let picture = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(picture.starts_with("<svg") && picture.contains("floor/message"), "{picture}");
+}
+
+#[cfg(feature = "tarpc")]
+#[test]
 fn tarpc() {
     complete("tarpc", &["tcp", "unix"]);
 }
 
+#[cfg(feature = "tonic")]
 #[test]
 fn tonic() {
     complete("tonic", &["tcp", "unix"]);
 }
 
+#[cfg(feature = "capnp")]
 #[test]
 fn capnp() {
     complete("capnp-rpc", &["tcp", "unix"]);
@@ -76,6 +95,7 @@ fn ruapc() {
     complete("ruapc", &["tcp"]);
 }
 
+#[cfg(feature = "iceoryx2")]
 #[test]
 fn iceoryx2() {
     complete("iceoryx2", &["event", "poll"]);
@@ -102,5 +122,25 @@ fn a_row_that_is_not_there_is_named_with_those_that_are() {
     let output = peers(&["--only", "corba"]);
     assert!(!output.status.success());
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("--only corba") && said.contains("tarpc/unix"), "{said}");
+    assert!(said.contains("--only corba") && said.contains("ruapc/tcp"), "{said}");
+}
+
+#[test]
+fn the_goals_are_looked_at_column_by_column() {
+    let output = peers(&["--goals", "--duration", "2", "--only", "/tcp"]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.starts_with("rpc-over-rdma/tcp, speed of ruapc/tcp's"), "{said}");
+    for column in
+        ["p50 us", "mean us", "p99.9 us", "k/s @32", "up x1", "up x4", "down x1", "down x4"]
+    {
+        assert_eq!(said.matches(&format!("  {column}")).count(), 1, "{column}: {said}");
+    }
+}
+
+#[test]
+fn rows_without_a_goal_are_refused() {
+    let output = peers(&["--goals", "--only", "floor/"]);
+    assert!(!output.status.success());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("no goal has both of its rows"), "{said}");
 }

@@ -19,7 +19,8 @@ use crate::columns::Numbers;
 use crate::echo_capnp::echo;
 use crate::measure::{self, FILL, LARGE_BYTES, Plan};
 use crate::row::{Row, block_on, served};
-use crate::server::{self, SocketFile};
+use crate::server;
+use crate::socket_file::SocketFile;
 
 pub(crate) fn rows() -> Vec<Row> {
     served("capnp-rpc", ["tcp", "unix"], measure, serve)

@@ -12,7 +12,8 @@ use tarpc::{client, context, serde_transport};
 use crate::columns::Numbers;
 use crate::measure::{self, Client, FILL, LARGE_BYTES, Plan};
 use crate::row::{Row, block_on, served};
-use crate::server::{self, SocketFile};
+use crate::server;
+use crate::socket_file::SocketFile;
 
 pub(crate) fn rows() -> Vec<Row> {
     served("tarpc", ["tcp", "unix"], measure, serve)

@@ -22,7 +22,8 @@ use tonic_prost::ProstCodec;
 use crate::columns::Numbers;
 use crate::measure::{self, Client, FILL, LARGE_BYTES, Plan};
 use crate::row::{Row, block_on, served};
-use crate::server::{self, SocketFile};
+use crate::server;
+use crate::socket_file::SocketFile;
 
 /// Of a stream, and of a connection.
 const WINDOW_BYTES: u32 = 8 << 20;
