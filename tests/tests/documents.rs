@@ -56,6 +56,7 @@ fn the_other_documents_name_files_that_exist() {
         "docs/wire-format.md",
         "docs/verbs.md",
         "docs/performance.md",
+        "docs/performance-details.md",
         "docs/rpcctl.md",
         "docs/metrics.md",
     ] {
