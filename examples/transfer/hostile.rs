@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use clap::Parser;
@@ -11,7 +12,7 @@ use rpc_core::{Address, CallError, Channel, Server};
 
 use super::block::Block;
 use super::cli::{Cli, Command};
-use super::commands::receive;
+use super::commands::{receive, send};
 use super::error::CommandError;
 use super::files::LocalFiles;
 use super::path::PathError;
@@ -127,10 +128,15 @@ async fn numbers_beyond_all_bounds_are_refused_and_the_connection_lives() {
     .await;
 }
 
-/// A server that lists what it likes, and sends other bytes than it says.
+/// A server that lists what it likes, sends other bytes than it says, and is busy with what is written first.
+#[derive(Default)]
 struct Hostile {
     listed: Vec<(&'static str, Kind)>,
     asked: Arc<Mutex<Vec<Bytes>>>,
+    /// Blocks that are being written.
+    writes: Arc<AtomicUsize>,
+    /// How many these were, each time that a file was begun.
+    beside: Arc<Mutex<Vec<usize>>>,
 }
 
 impl Files for Hostile {
@@ -180,10 +186,24 @@ impl Files for Hostile {
     }
 
     async fn begin(&self, _: Bytes, _: u64) -> Result<(), FileError> {
+        self.beside.lock().push(self.writes.load(Ordering::SeqCst));
         Ok(())
     }
 
-    async fn write(&self, _: Bytes, _: u64, _: Block) -> Result<(), FileError> {
+    async fn write(&self, _: Bytes, offset: u64, _: Block) -> Result<(), FileError> {
+        if offset == 0 {
+            return Err(FileError::Busy);
+        }
+        self.writes.fetch_add(1, Ordering::SeqCst);
+        let writes = Arc::clone(&self.writes);
+        // Runs to its end, also when the caller is gone.
+        let writing = tokio::spawn(async move {
+            for _ in 0..1000 {
+                tokio::task::yield_now().await;
+            }
+            writes.fetch_sub(1, Ordering::SeqCst);
+        });
+        writing.await.unwrap();
         Ok(())
     }
 
@@ -200,21 +220,28 @@ impl Files for Hostile {
     }
 }
 
+impl Hostile {
+    async fn serve(self, name: &str) -> Address {
+        let address = format!("mem://{name}");
+        let server = Server::builder().add_service(FilesServer::new(self));
+        tokio::spawn(server.bind(&address).await.unwrap().serve());
+        address.parse().unwrap()
+    }
+}
+
 /// Receives `tree` from a hostile server into a new directory.
 async fn receive_from(
     name: &str,
     listed: Vec<(&'static str, Kind)>,
 ) -> (Scratch, Vec<Bytes>, Result<(), CommandError>) {
     let (dir, asked) = (Scratch::new(), Arc::default());
-    let hostile = Hostile { listed, asked: Arc::clone(&asked) };
-    let address = format!("mem://{name}");
-    let server = Server::builder().add_service(FilesServer::new(hostile));
-    tokio::spawn(server.bind(&address).await.unwrap().serve());
+    let hostile = Hostile { listed, asked: Arc::clone(&asked), ..Hostile::default() };
+    let address = hostile.serve(name).await;
     let to = dir.path().join("to");
     let line = ["transfer", "receive", "shm://replaced", "tree", "--to"];
     let line = line.iter().map(Into::into).chain([to.into_os_string()]);
     let Command::Receive(mut args) = Cli::parse_from(line).command else { panic!() };
-    args.connect.address = address.parse::<Address>().unwrap();
+    args.connect.address = address;
     let received = receive(&args).await;
     let asked = asked.lock().clone();
     (dir, asked, received)
@@ -252,6 +279,27 @@ async fn bytes_that_are_not_those_that_were_summed_get_no_name() {
         let tree = dir.path().join("to/tree");
         assert!(!tree.join("large").exists() && !tree.join("small").exists());
         assert!(!tree.join(".small.part").exists());
+    })
+    .await;
+}
+
+/// A block that was on its way when another one had failed held the file's lock against the other transfer
+/// that was about to finish it; that one gave up, and left its partial file.
+#[tokio::test]
+async fn who_gives_a_file_up_has_no_block_of_it_on_its_way() {
+    limited(async {
+        let dir = Scratch::new();
+        let file = dir.path().join("large");
+        fs::write(&file, vec![7; 2 << 20]).unwrap();
+        let hostile = Hostile::default();
+        let (writes, beside) = (Arc::clone(&hostile.writes), Arc::clone(&hostile.beside));
+        let address = hostile.serve("transfer-hostile-busy").await;
+        let line = ["transfer", "send", "shm://replaced", "--block", "256K"];
+        let line = line.iter().map(Into::into).chain([file.into_os_string()]);
+        let Command::Send(mut args) = Cli::parse_from(line).command else { panic!() };
+        args.connect.address = address;
+        assert_eq!(send(&args).await.unwrap_err().to_string(), "1 entry failed, see above");
+        assert_eq!((&beside.lock()[..], writes.load(Ordering::SeqCst)), (&[0, 0][..], 0));
     })
     .await;
 }

@@ -6,10 +6,14 @@
 //!    order, so after an interruption at most that many are copied again.
 //! 3. The digest that a file is checked against is made of the sums that its source gave with the
 //!    blocks, so what happens to them on the way is found.
-//! 4. A partial file stays behind for a later run to go on with, but not one that has failed twice:
+//! 4. Who gives a file up has no block of it on its way: that one would hold the partial file
+//!    against another transfer that is about to finish it.
+//! 5. A partial file stays behind for a later run to go on with, but not one that has failed twice:
 //!    another transfer's blocks may be in it.
 
-use futures::stream::{self, StreamExt, TryStreamExt};
+use std::cell::OnceCell;
+
+use futures::stream::{self, StreamExt};
 use rpc_core::Status;
 
 use super::compare::{Summed, common_leaves, covered};
@@ -104,14 +108,24 @@ impl Copy<'_> {
         sums: &mut Vec<Sum>,
         counted: &mut u64,
     ) -> Result<(), Failure> {
+        let failed = OnceCell::new();
         let offsets = (keep..file.what).step_by(self.options.block_bytes);
-        let blocks = offsets.map(|offset| self.block(file, offset));
+        let wanted = offsets.take_while(|_| failed.get().is_none());
+        let blocks = wanted.map(|offset| self.block(file, offset));
         let mut blocks = stream::iter(blocks).buffered(self.options.in_flight);
-        while let Some((bytes, more)) = blocks.try_next().await? {
-            sums.extend(more);
-            *counted += bytes;
+        while let Some(block) = blocks.next().await {
+            match block {
+                Ok((bytes, more)) if failed.get().is_none() => {
+                    sums.extend(more);
+                    *counted += bytes;
+                }
+                // Nobody needs its sums any more.
+                Ok((bytes, _)) => *counted += bytes,
+                Err(failure) => drop(failed.set(failure)),
+            }
         }
-        Ok(())
+        drop(blocks);
+        failed.into_inner().map_or(Ok(()), Err)
     }
 
     async fn block(&self, file: &Item<u64>, offset: u64) -> Result<(u64, Vec<Sum>), Failure> {
