@@ -209,6 +209,23 @@ pub(super) fn waits_for_peer(state: State, input: Input) -> bool {
         )
 }
 
+/// Whether an input says that the peer or the device has answered who connects: a call that waits for that returns.
+pub(super) fn is_answer(state: State, input: Input) -> bool {
+    use Event as E;
+    state == State::Connecting
+        && matches!(
+            input,
+            Input::Event(
+                E::Established
+                    | E::ConnectResponse
+                    | E::Rejected
+                    | E::Unreachable
+                    | E::ConnectError
+                    | E::Disconnected
+            )
+        )
+}
+
 /// The pending command has failed.
 const FAILED: Step = (State::Closed, &[Action::ReportFailure, Action::Destroy]);
 /// The conversation ends while no command is pending.

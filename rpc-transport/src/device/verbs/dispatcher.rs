@@ -37,6 +37,7 @@ use super::failure::{CONNECT, Failure, RESOLVE_ADDRESS};
 use super::id_link::{IdKey, IdLink};
 use super::options::SetupOptions;
 use super::queue_pair::ReadDepths;
+use super::reaper::Token;
 use super::service::{Answer, Command, Request, Resolved, Service, SetupQp};
 use super::workers;
 
@@ -76,6 +77,8 @@ struct Dispatcher {
     conversations: HashMap<IdKey, Conversation>,
     deadlines: BinaryHeap<Reverse<(Instant, IdKey)>>,
     dials: Errands<Dial>,
+    /// Of those dials that are out and have their answer: they have their queue pairs for a moment more.
+    answered: HashMap<IdKey, Token>,
     farewells: Errands<Farewell>,
     // Declared after the ids, so that they are dropped first.
     channel: CmChannel,
@@ -91,6 +94,7 @@ impl Dispatcher {
             conversations: HashMap::new(),
             deadlines: BinaryHeap::new(),
             dials,
+            answered: HashMap::new(),
             farewells,
             channel,
         }
@@ -285,6 +289,8 @@ impl Dispatcher {
         }
         // If its conversation has ended meanwhile, the peer has been asked for nobody.
         self.say(key, dial.farewell());
+        // Behind its queue pair, which has taken its own if nobody else has it.
+        self.answered.remove(&key);
         for (key, error) in self.dials.on_done(key) {
             self.call_failed(key, CONNECT, error);
         }
@@ -410,6 +416,9 @@ impl Dispatcher {
         let mut inputs = VecDeque::from([input]);
         while let Some(input) = inputs.pop_front() {
             let Some(conversation) = self.conversations.get_mut(&key) else { return };
+            if cm::is_answer(conversation.state, input) && self.dials.is_out(key) {
+                self.answered.insert(key, Token::take());
+            }
             let (next, actions) = cm::step(conversation.state, input);
             let is_kept =
                 cm::waits_for_peer(conversation.state, input) && conversation.is_over_iwarp();

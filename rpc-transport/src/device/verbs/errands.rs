@@ -64,6 +64,11 @@ impl<E> Errands<E> {
         self.waiting.len() >= LONG_LINE
     }
 
+    /// Whether one is out.
+    pub(super) fn is_out(&self, key: IdKey) -> bool {
+        self.running.contains_key(&key)
+    }
+
     /// One is not wanted any more: it is dropped, if it is in line. Whether it was.
     pub(super) fn forget(&mut self, key: IdKey) -> bool {
         let at = self.waiting.iter().position(|waiting| waiting.key == key);
@@ -265,7 +270,8 @@ mod tests {
         let (key, errand) = (IdKey::fresh(), Arc::new(()));
         errands.add(key, None, Arc::clone(&errand)).unwrap();
         assert_eq!(Arc::strong_count(&errand), 2);
-        assert!(!errands.forget(keys[0]), "it is under way");
+        assert!(!errands.forget(keys[0]) && errands.is_out(keys[0]), "it is under way");
+        assert!(!errands.is_out(key));
         assert!(errands.forget(key));
         assert_eq!(Arc::strong_count(&errand), 1);
         assert!(errands.on_done(keys[0]).is_empty() && !errands.forget(key));

@@ -178,6 +178,20 @@ fn an_id_waits_for_its_peer_while_that_is_asked_and_until_a_call_or_event_says_m
     }
 }
 
+/// What the caller itself gives up says nothing of the peer.
+#[test]
+fn an_answer_ends_the_wait_of_who_connects_and_comes_from_the_device() {
+    let mut answers = 0;
+    for state in STATES {
+        for input in inputs().into_iter().filter(|input| is_answer(state, *input)) {
+            answers += 1;
+            assert!(state == State::Connecting && step(state, input).0 != state);
+            assert!(matches!(input, Input::Event(_)) && !waits_for_peer(state, input));
+        }
+    }
+    assert_eq!(answers, 6);
+}
+
 #[test]
 fn s20_every_event_number_has_a_meaning() {
     let expected = [
