@@ -25,9 +25,10 @@ const WHOLE_SLACK: f64 = 0.005;
 /// Calls, or items, of the two runs.
 const RUNS: [u32; 2] = [1_600, 4_800];
 /// What is counted, by name: arguments of `count`.
-const WAYS: [(&str, [&str; 2]); 6] = [
+const WAYS: [(&str, [&str; 2]); 7] = [
     ("1 in flight", ["--in-flight", "1"]),
     ("32 in flight", ["--in-flight", "32"]),
+    ("32 tasks", ["--tasks", "--in-flight=32"]),
     ("item of arguments", ["--items", "arguments"]),
     ("item of results", ["--items", "results"]),
     // With 32 in flight.

@@ -215,6 +215,10 @@ enum Command {
         /// Calls in flight; 1 counts two wake-ups with each.
         #[arg(long, default_value_t = 32)]
         in_flight: u32,
+        /// Each is made by a spawned task of its own, which awaits it at once, and not started by one task
+        /// that awaits all of them.
+        #[arg(long)]
+        tasks: bool,
         /// In place of calls so many items of one stream: `results` or `arguments`.
         #[arg(long)]
         items: Option<String>,
@@ -399,6 +403,9 @@ fn main() -> Result<()> {
         }
         Command::Mem { millis } => mem(&runtime, Duration::from_millis(millis)),
         Command::Count { calls, busy: Some(end), .. } => runtime.block_on(busy::count(calls, &end)),
+        Command::Count { calls, in_flight, tasks: true, ends, .. } => {
+            runtime.block_on(count_tasks(calls, in_flight.max(1), &ends))
+        }
         Command::Count { calls, in_flight, items: None, ends, .. } => {
             runtime.block_on(count(calls, in_flight.max(1), &ends))
         }
@@ -446,6 +453,21 @@ async fn count(calls: u32, in_flight: u32, ends: &ours::Ends) -> Result<()> {
         for call in batch {
             call.await?;
         }
+    }
+    Ok(())
+}
+
+async fn count_tasks(calls: u32, in_flight: u32, ends: &ours::Ends) -> Result<()> {
+    let client = ours::both_ends("mem://bench", ends).await?;
+    let task = |client: ours::EchoClient| async move {
+        for _ in 0..calls / in_flight {
+            client.echo(&[7; 64]).await?;
+        }
+        anyhow::Ok(())
+    };
+    let tasks: Vec<_> = (0..in_flight).map(|_| tokio::spawn(task(client.clone()))).collect();
+    for task in tasks {
+        task.await??;
     }
     Ok(())
 }
