@@ -333,7 +333,7 @@ impl<'de> Cursor<'de> {
     }
 
     fn copy(&self, start: u64, len: u64) -> Option<Vec<u8>> {
-        Some(self.part(start, len)?.to_vec())
+        Some(self.part(start, len)?.into_vec())
     }
 
     /// The tail that is still arriving, if it is one part.

@@ -13,7 +13,7 @@
 use std::fmt;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A number of bytes that may be held at once. Cheap to clone; clones are the same budget.
 ///
@@ -32,8 +32,16 @@ pub struct MemoryBudget(Arc<Inner>);
 struct Inner {
     limit: u64,
     used: AtomicU64,
+    /// Large messages that arrive or are held.
+    large: AtomicU32,
     /// The budget that this is a share of.
     whole: Option<MemoryBudget>,
+}
+
+impl Inner {
+    fn new(limit: u64, whole: Option<MemoryBudget>) -> Self {
+        Self { limit, used: AtomicU64::new(0), large: AtomicU32::new(0), whole }
+    }
 }
 
 /// A budget has no room for a reservation.
@@ -54,7 +62,7 @@ impl MemoryBudget {
     /// A budget of `limit_bytes` bytes.
     #[must_use]
     pub fn new(limit_bytes: u64) -> Self {
-        Self(Arc::new(Inner { limit: limit_bytes, used: AtomicU64::new(0), whole: None }))
+        Self(Arc::new(Inner::new(limit_bytes, None)))
     }
 
     /// A budget that is never exhausted.
@@ -67,8 +75,7 @@ impl MemoryBudget {
     /// takes all of it.
     #[must_use]
     pub fn share(&self) -> Self {
-        let (limit, used) = (self.0.limit / 2, AtomicU64::new(0));
-        Self(Arc::new(Inner { limit, used, whole: Some(self.clone()) }))
+        Self(Arc::new(Inner::new(self.0.limit / 2, Some(self.clone()))))
     }
 
     /// Whether both are the same budget.
@@ -89,13 +96,21 @@ impl MemoryBudget {
         self.0.used.load(Ordering::Relaxed)
     }
 
+    /// Counts a large message from its beginning until it is dropped, in the whole budget. Says whether there is
+    /// no other one.
+    pub(crate) fn hold_large(&self) -> (HeldLarge, bool) {
+        let whole = self.0.whole.as_ref().unwrap_or(self);
+        let others = whole.0.large.fetch_add(1, Ordering::Relaxed);
+        (HeldLarge(whole.clone()), others == 0)
+    }
+
     /// Reserves bytes until the reservation is dropped.
     ///
     /// # Errors
     /// [`BudgetExhausted`] when fewer bytes are left.
     pub fn reserve(&self, bytes: u64) -> Result<Reservation, BudgetExhausted> {
         self.take(bytes, 1)?;
-        Ok(Reservation { budget: self.clone(), bytes })
+        Ok(Reservation { budget: self.clone(), bytes, large: None })
     }
 
     /// Like [`MemoryBudget::reserve`], for optional memory: fails if more than half would be in use
@@ -105,13 +120,13 @@ impl MemoryBudget {
     /// [`BudgetExhausted`], with half the budget as its limit.
     pub fn reserve_spare(&self, bytes: u64) -> Result<Reservation, BudgetExhausted> {
         self.take(bytes, 2)?;
-        Ok(Reservation { budget: self.clone(), bytes })
+        Ok(Reservation { budget: self.clone(), bytes, large: None })
     }
 
     /// Counts bytes as used, here and in the budget it is a share of, within 1/`part` of each
     /// limit.
     fn take(&self, bytes: u64, part: u64) -> Result<(), BudgetExhausted> {
-        let Inner { limit, used, whole } = &*self.0;
+        let Inner { limit, used, whole, .. } = &*self.0;
         let limit = limit / part;
         let take = |used: u64| {
             let is_alone = used == 0 && whole.is_some();
@@ -146,6 +161,17 @@ impl fmt::Debug for MemoryBudget {
 pub struct Reservation {
     budget: MemoryBudget,
     bytes: u64,
+    large: Option<HeldLarge>,
+}
+
+/// See [`MemoryBudget::hold_large`].
+#[derive(Debug)]
+pub(crate) struct HeldLarge(MemoryBudget);
+
+impl Drop for HeldLarge {
+    fn drop(&mut self) {
+        self.0.0.large.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Reservation {
@@ -163,6 +189,12 @@ impl Reservation {
         self.budget.take(bytes, 1)?;
         self.bytes += bytes;
         Ok(())
+    }
+
+    /// Its message counts as held until this is dropped.
+    pub(crate) fn holding(mut self, large: Option<HeldLarge>) -> Self {
+        self.large = large;
+        self
     }
 
     /// Takes over the bytes of another reservation of the same budget.

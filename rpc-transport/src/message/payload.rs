@@ -17,7 +17,10 @@ use crate::memory::region::MemoryRegion;
 use crate::message::part::OutPart;
 
 /// Gives memory back when it is dropped with the last user of a piece.
-pub(crate) type Lease = Box<dyn Send + Sync>;
+pub(crate) trait Lease: Send + Sync {
+    /// All of the payload has been copied for whoever wants it as an owner.
+    fn on_copied(&self) {}
+}
 
 /// A run of bytes.
 pub(crate) enum Piece {
@@ -30,7 +33,7 @@ pub(crate) enum Piece {
         offset: usize,
         len: usize,
         /// Gives the memory back when the piece is dropped.
-        lease: Option<Lease>,
+        lease: Option<Box<dyn Lease>>,
     },
 }
 
@@ -234,9 +237,9 @@ impl Payload {
     #[must_use]
     pub fn into_vec(self) -> Vec<u8> {
         if self.start != 0 || self.len != self.rope.len || self.rope.pieces.len() != 1 {
-            return self.to_vec();
+            return self.owned();
         }
-        let copied = |rope: Arc<Rope>| Self { start: 0, len: rope.len, rope }.to_vec();
+        let copied = |rope: Arc<Rope>| Self { start: 0, len: rope.len, rope }.owned();
         let mut rope = match Arc::try_unwrap(self.rope) {
             Ok(rope) => rope,
             Err(rope) => return copied(rope),
@@ -249,6 +252,18 @@ impl Payload {
             }
             None => Vec::new(),
         }
+    }
+
+    /// A private copy, of which the memory's owner is told if there is nothing else.
+    fn owned(&self) -> Vec<u8> {
+        if self.len == self.rope.len {
+            for (_, piece) in &self.rope.pieces {
+                if let Piece::Remote { lease: Some(lease), .. } = piece {
+                    lease.on_copied();
+                }
+            }
+        }
+        self.to_vec()
     }
 
     /// Whether the bytes are private: no peer can write them.

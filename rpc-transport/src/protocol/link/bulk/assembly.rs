@@ -6,8 +6,9 @@
 //! 1. A total above the limit is refused before anything is allocated. A message longer than
 //!    `assembly_bytes` is not put together: its tail becomes a stream, unless all of the tail is
 //!    written into a reply slot of this end.
-//! 2. Memory reserved is at most twice what has arrived: bytes that a peer announces and never
-//!    sends cost nothing.
+//! 2. Memory reserved is at most twice what has arrived, or as much as the longest tail that has arrived whole,
+//!    where the tail is [copied early](super::early_copies): bytes that a peer announces and never sends cost nothing that
+//!    it has not sent before.
 //! 3. Reserved memory is taken from the budget. If the budget has no room for a message, its bytes
 //!    are dropped as they arrive. Only the first [`BEGINNING_BYTES`] of its head are kept, which
 //!    the layer above needs to refuse it.
@@ -18,7 +19,7 @@ use std::mem;
 use std::sync::Arc;
 use std::task::Waker;
 
-use crate::memory::budget::{BudgetExhausted, MemoryBudget, Reservation};
+use crate::memory::budget::{BudgetExhausted, HeldLarge, MemoryBudget, Reservation};
 use crate::memory::pages;
 use crate::message::payload::{Payload, Piece};
 use crate::message::payload_stream::{StreamFeed, StreamHome};
@@ -26,6 +27,7 @@ use crate::message::received::{Message, Refusal};
 use crate::message::reply_slot::PeerSlot;
 use crate::protocol::error::ProtocolError;
 use crate::protocol::frame::Segment;
+use crate::protocol::link::bulk::early_copies::EarlyCopies;
 use crate::protocol::link::bulk::return_queue::ReturnQueue;
 
 pub(in crate::protocol::link) struct Assembly {
@@ -38,6 +40,7 @@ pub(in crate::protocol::link) struct Assembly {
     due: u32,
     partial: Option<Partial>,
     budget: MemoryBudget,
+    early: EarlyCopies,
 }
 
 /// Bytes kept of the head of a refused message: enough for the fixed header of the layer above.
@@ -56,6 +59,10 @@ struct Partial {
     pieces: Vec<Piece>,
     /// Bytes in the arena may stay there.
     lend: bool,
+    /// They are copied early: so much may be reserved for them at once.
+    early: Option<u64>,
+    /// It counts among the large ones of the budget.
+    large: Option<HeldLarge>,
     /// Set once the message has been delivered as a stream: takes its tail.
     feed: Option<StreamFeed>,
     /// The peer's slot for the reply.
@@ -88,6 +95,8 @@ pub(in crate::protocol::link) enum Written {
 pub(in crate::protocol::link) enum Leave {
     /// They are copied.
     No,
+    /// The same, but they might stay: their reader would copy them.
+    Early,
     /// They stay, counted against the application's share of the arenas.
     Lent,
     /// They stay until they are read; the sender waits for that.
@@ -110,7 +119,8 @@ impl Assembly {
         home: Option<Arc<ReturnQueue>>,
     ) -> Self {
         let budget = MemoryBudget::unlimited();
-        Self { max_message_bytes, assembly_bytes, home, due: 0, partial: None, budget }
+        let early = EarlyCopies::default();
+        Self { max_message_bytes, assembly_bytes, home, due: 0, partial: None, budget, early }
     }
 
     pub(in crate::protocol::link) fn set_budget(&mut self, budget: MemoryBudget) {
@@ -185,7 +195,10 @@ impl Assembly {
                     outcome.reader = feed.finish().or(outcome.reader);
                 }
                 Some(Partial { is_delivered: true, .. }) => {}
-                partial => outcome.message = partial.map(Partial::into_message),
+                partial => {
+                    self.early.on_whole(partial.as_ref().and_then(Partial::tail_bytes));
+                    outcome.message = partial.map(Partial::into_message);
+                }
             }
         }
         Ok(outcome)
@@ -221,20 +234,28 @@ impl Assembly {
 
     /// Whether the written bytes of a segment, which has passed [`Assembly::check`], are better
     /// left where they are: those of a stream, and those of a tail that fits what the application
-    /// may hold. A longer one is put together in one piece. Decided once a message.
+    /// may hold, unless they are copied early. A longer one is put together in one piece. Decided once a message.
     pub(in crate::protocol::link) fn leave(
         &mut self,
         segment: Segment,
         lendable_bytes: u64,
+        is_copy_expected: bool,
     ) -> Leave {
         let max = self.assembly_bytes;
         let partial = self.partial.get_or_insert_with(|| Partial::new(segment.total, &self.budget));
         if segment.head_end {
             partial.lend = segment.total - segment.offset <= lendable_bytes;
+            let (large, is_alone) = self.budget.hold_large();
+            partial.large = Some(large);
+            let may_stay = partial.lend && segment.total <= max;
+            if is_alone && is_copy_expected && may_stay && !segment.last {
+                partial.early = self.early.next();
+            }
         }
         match segment.head_end || partial.head_end.is_some() {
             false => Leave::No,
             true if segment.total > max => Leave::Streamed,
+            true if partial.early.is_some() => Leave::Early,
             true if partial.lend => Leave::Lent,
             true => Leave::No,
         }
@@ -330,6 +351,8 @@ impl Partial {
             bytes: Vec::new(),
             pieces: Vec::new(),
             lend: false,
+            early: None,
+            large: None,
             feed: None,
             slot: None,
             budget: budget.clone(),
@@ -338,6 +361,11 @@ impl Partial {
             is_placed: false,
             is_delivered: false,
         }
+    }
+
+    /// Length of the tail, once the head has ended.
+    fn tail_bytes(&self) -> Option<u64> {
+        self.head_end.map(|end| self.total - end)
     }
 
     /// Adds bytes of a frame.
@@ -460,7 +488,7 @@ impl Partial {
         }
     }
 
-    /// Reserves room for `more` private bytes: at most twice what has arrived (invariant 2).
+    /// Reserves room for `more` private bytes (invariant 2).
     fn reserve(&mut self, more: usize) -> Result<(), ProtocolError> {
         let needed = self.bytes.len() + more;
         if needed > self.bytes.capacity() && self.refused.is_none() {
@@ -470,7 +498,9 @@ impl Partial {
             } else {
                 self.bytes.len().saturating_add(left.max(more))
             };
-            let wanted = needed.saturating_mul(2).min(whole);
+            let early = self.early.zip(self.tail_bytes()).map_or(0, |(most, tail)| most.min(tail));
+            let early = usize::try_from(early).unwrap_or_default();
+            let wanted = needed.saturating_mul(2).min(whole).max(early);
             self.take((wanted - self.bytes.capacity()) as u64);
             if self.refused.is_some() {
                 return Ok(());
@@ -493,7 +523,8 @@ impl Partial {
         if let Some(reason) = self.refused {
             return self.take_refused(reason);
         }
-        let charge = self.charge.take();
+        let large = self.large.take();
+        let charge = self.charge.take().map(|charge| charge.holding(large));
         self.put_together().with_charge(charge)
     }
 

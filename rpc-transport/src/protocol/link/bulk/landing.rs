@@ -19,6 +19,9 @@ use crate::protocol::arena::{ArenaBlock, ArenaConfig, ArenaError, ArenaOwner, Ex
 use crate::protocol::error::ProtocolError;
 use crate::protocol::frame::{DONE_SLOTS, MaxStreamData, SlotBlock, Written};
 
+/// So many segments that were copied for an owner, one after the other, and the next tail is expected to be.
+const COPIED_IN_ROW: u32 = 8;
+
 #[derive(Debug)]
 pub(in crate::protocol::link) struct Landing {
     owner: ArenaOwner,
@@ -107,7 +110,7 @@ impl Landing {
         let mut landed = self.owner.on_message(now, written.extents, written.bytes)?;
         let mut pieces = self.pieces(&landed);
         let is_left = match leave {
-            Leave::No => false,
+            Leave::No | Leave::Early => false,
             Leave::Lent => self.owner.lend(&mut landed),
             Leave::Streamed => true,
         };
@@ -138,6 +141,11 @@ impl Landing {
     /// A tail of `bytes` bytes is copied because the application holds too much.
     pub(in crate::protocol::link) fn on_unlendable(&mut self, bytes: u64) {
         self.owner.on_unlendable(bytes);
+    }
+
+    /// Whether the application is likely to copy the next tail for an owner, as it did with those before.
+    pub(in crate::protocol::link) fn expects_copy(&self) -> bool {
+        self.home.copied_in_row() >= COPIED_IN_ROW
     }
 
     /// How many more bytes the application may hold.

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 pub(in crate::protocol::link) mod assembly;
 pub(in crate::protocol::link) mod bulk_window;
+mod early_copies;
 pub(in crate::protocol::link) mod landing;
 pub(in crate::protocol::link) mod return_queue;
 pub(in crate::protocol::link) mod segmenter;
@@ -461,7 +462,9 @@ impl Link {
                 Arrival::Left(vec![arenas.slots.piece(placed, at)?])
             }
             (Some(written), _) => {
-                let leave = self.assembly.leave(segment, arenas.landing.lendable_bytes());
+                let is_expected = segment.head_end && arenas.landing.expects_copy();
+                let lendable = arenas.landing.lendable_bytes();
+                let leave = self.assembly.leave(segment, lendable, is_expected);
                 if segment.head_end && leave == Leave::No {
                     arenas.landing.on_unlendable(segment.total - segment.offset);
                 }

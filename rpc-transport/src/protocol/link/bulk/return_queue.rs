@@ -12,11 +12,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::message::payload::Lease as PieceLease;
 use crate::message::payload_stream::StreamHome;
 use crate::message::reply_slot::SlotHome;
 use crate::protocol::arena::Landed;
 use crate::protocol::frame::MaxStreamData;
-use crate::sync::{AtomicU32, Mutex};
+use crate::sync::{AtomicBool, AtomicU32, Mutex};
 
 /// Notifies the connection that the link should consume. Called by any thread that drops a payload;
 /// it must not take a lock that such a thread may hold.
@@ -26,6 +27,8 @@ pub(in crate::protocol::link) struct ReturnQueue {
     inner: Mutex<Inner>,
     /// Landed messages in `inner`, read without the lock.
     count: AtomicU32,
+    /// Leases that have come back one after the other whose bytes had been copied for an owner.
+    copied_in_row: AtomicU32,
 }
 
 struct Inner {
@@ -62,7 +65,11 @@ impl Default for ReturnQueue {
             tell_at: 1,
             on_return: None,
         };
-        Self { inner: Mutex::new(inner), count: AtomicU32::new(0) }
+        Self {
+            inner: Mutex::new(inner),
+            count: AtomicU32::new(0),
+            copied_in_row: AtomicU32::new(0),
+        }
     }
 }
 
@@ -97,7 +104,16 @@ impl ReturnQueue {
         self.count.load(Ordering::Relaxed) != 0
     }
 
-    fn give_back(&self, landed: Landed) {
+    /// Leases that have come back one after the other whose bytes had been copied for an owner: readers are
+    /// likely to do that with the next ones, too.
+    pub(super) fn copied_in_row(&self) -> u32 {
+        self.copied_in_row.load(Ordering::Relaxed)
+    }
+
+    fn give_back(&self, landed: Landed, is_copied: bool) {
+        // A guess depends on it: it may be wrong where two come back at once.
+        let in_row = if is_copied { self.copied_in_row().saturating_add(1) } else { 0 };
+        self.copied_in_row.store(in_row, Ordering::Relaxed);
         let told = {
             let mut inner = self.inner.lock();
             inner.chunks += landed.chunk_count();
@@ -157,18 +173,25 @@ impl fmt::Debug for ReturnQueue {
 pub(in crate::protocol::link) struct Lease {
     landed: Option<Landed>,
     home: Arc<ReturnQueue>,
+    is_copied: AtomicBool,
 }
 
 impl Lease {
     pub(in crate::protocol::link) fn new(landed: Landed, home: &Arc<ReturnQueue>) -> Self {
-        Self { landed: Some(landed), home: Arc::clone(home) }
+        Self { landed: Some(landed), home: Arc::clone(home), is_copied: AtomicBool::new(false) }
+    }
+}
+
+impl PieceLease for Lease {
+    fn on_copied(&self) {
+        self.is_copied.store(true, Ordering::Relaxed);
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(landed) = self.landed.take() {
-            self.home.give_back(landed);
+            self.home.give_back(landed, self.is_copied.load(Ordering::Relaxed));
         }
     }
 }

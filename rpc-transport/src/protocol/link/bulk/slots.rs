@@ -9,9 +9,11 @@
 //!    length is always allowed. Slots of calls that were given up count until their DONE. If no
 //!    slot can be opened, the reply comes through the arena.
 
+use std::any::Any;
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use crate::message::payload::Piece;
+use crate::message::payload::{Lease, Piece};
 use crate::message::reply_slot::SlotOffer;
 use crate::protocol::error::ProtocolError;
 use crate::protocol::frame::{Placed, SlotBlock};
@@ -87,6 +89,9 @@ impl Slots {
         self.open.len()
     }
 }
+
+/// What an offer holds for as long as its memory is used.
+impl Lease for Arc<dyn Any + Send + Sync> {}
 
 #[cfg(test)]
 mod tests {

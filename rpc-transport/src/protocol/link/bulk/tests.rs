@@ -18,6 +18,7 @@ use crate::protocol::frame::{Blocks, Placed, Segment, SlotBlock, Written};
 use crate::protocol::handshake::Offer;
 use crate::protocol::link::tests::{out, pattern, small_config};
 
+mod early;
 mod readers;
 mod slices;
 
