@@ -463,20 +463,21 @@ impl Partial {
 
     fn consume(&mut self, pieces: Vec<Piece>, left: bool) -> Result<(), ProtocolError> {
         let len: usize = pieces.iter().map(Piece::len).sum();
+        let stays = left && !pieces.is_empty();
+        if !stays && self.refused.is_none() {
+            self.reserve(len)?;
+        }
         self.received += len as u64;
         if self.refused.is_some() {
             return Ok(());
         }
-        if left && !pieces.is_empty() {
+        if stays {
             self.close_run();
             self.pieces.extend(pieces);
             return Ok(());
         }
-        self.reserve(len)?;
-        if self.refused.is_none() {
-            for piece in pieces {
-                piece.append_to(&mut self.bytes);
-            }
+        for piece in pieces {
+            piece.append_to(&mut self.bytes);
         }
         Ok(())
     }

@@ -22,15 +22,20 @@ impl Peer {
         Self { end, number: 0 }
     }
 
-    /// The frame of a segment whose bytes lie in one chunk.
+    /// A segment arrives whose bytes lie in one chunk: the first of a tail, or the one behind that.
     fn segment(&mut self, chunk: u16, is_first: bool, tail: u64) -> Inbound {
+        self.segment_at(if is_first { 0 } else { CHUNK }, chunk, tail)
+    }
+
+    fn segment_at(&mut self, at: u64, chunk: u16, tail: u64) -> Inbound {
+        let is_first = at == 0;
         // What was given back is told to the peer, as when time passes.
         self.end.arenas.as_mut().unwrap().on_timeout(Instant::now());
         self.transmit();
         let (counters, window) = (self.end.credits.counters(), self.end.credits.remote());
         let (data, ack) = (window.data - counters.data_credits, window.ack - counters.ack_credits);
         let head = if is_first { &b"head"[..] } else { &[] };
-        let offset = if is_first { 0 } else { 4 + CHUNK };
+        let offset = if is_first { 0 } else { 4 + at };
         let segment = Segment {
             number: self.number,
             last: offset + head.len() as u64 + CHUNK == 4 + tail,
@@ -172,4 +177,17 @@ fn no_more_is_reserved_for_a_tail_than_has_arrived_of_an_earlier_one() {
     assert!(matches!(inbound, Inbound::None));
     let reserved = peer.end.assembly.reserved_bytes() as u64;
     assert!(reserved <= TAIL + 100, "{reserved} bytes for a tail of which {CHUNK} have come");
+}
+
+/// Bytes that had arrived counted before there was room for them, so that the last ones found none: a tail moved
+/// once more at its end.
+#[test]
+fn room_for_a_tail_that_is_put_together_is_that_for_all_of_it_once_half_has_arrived() {
+    let mut peer = peer();
+    let tail = 5 * CHUNK;
+    for number in 0..3 {
+        assert!(matches!(peer.segment_at(number * CHUNK, 0, tail), Inbound::None));
+    }
+    let reserved = peer.end.assembly.reserved_bytes() as u64;
+    assert!((tail..tail + 100).contains(&reserved), "{reserved} bytes are reserved for {tail}");
 }
