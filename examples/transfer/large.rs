@@ -11,7 +11,7 @@
 //! 5. A partial file stays behind for a later run to go on with, but not one that has failed twice:
 //!    another transfer's blocks may be in it.
 
-use std::cell::OnceCell;
+use std::cell::Cell;
 
 use futures::stream::{self, StreamExt};
 use rpc_core::Status;
@@ -108,29 +108,49 @@ impl Copy<'_> {
         sums: &mut Vec<Sum>,
         counted: &mut u64,
     ) -> Result<(), Failure> {
-        let failed = OnceCell::new();
+        let given_up = Cell::new(false);
         let offsets = (keep..file.what).step_by(self.options.block_bytes);
-        let wanted = offsets.take_while(|_| failed.get().is_none());
-        let blocks = wanted.map(|offset| self.block(file, offset));
+        let wanted = offsets.take_while(|_| !given_up.get());
+        let blocks = wanted.map(|offset| self.block(file, offset, &given_up));
         let mut blocks = stream::iter(blocks).buffered(self.options.in_flight);
+        let mut failed = None;
         while let Some(block) = blocks.next().await {
             match block {
-                Ok((bytes, more)) if failed.get().is_none() => {
-                    sums.extend(more);
+                Ok((bytes, more)) => {
                     *counted += bytes;
+                    sums.extend(more);
                 }
-                // Nobody needs its sums any more.
-                Ok((bytes, _)) => *counted += bytes,
-                Err(failure) => drop(failed.set(failure)),
+                // Nobody is there whom the others could hold up.
+                Err(Failure::Fatal(status)) => return Err(Failure::Fatal(status)),
+                Err(failure) => failed = failed.or(Some(failure)),
             }
         }
-        drop(blocks);
-        failed.into_inner().map_or(Ok(()), Err)
+        failed.map_or(Ok(()), Err)
     }
 
-    async fn block(&self, file: &Item<u64>, offset: u64) -> Result<(u64, Vec<Sum>), Failure> {
+    /// Copies a block, unless the file is given up before it is on its way; gives the file up if that fails.
+    async fn block(
+        &self,
+        file: &Item<u64>,
+        offset: u64,
+        given_up: &Cell<bool>,
+    ) -> Result<(u64, Vec<Sum>), Failure> {
+        let copied = self.try_block(file, offset, given_up).await;
+        given_up.set(given_up.get() || copied.is_err());
+        Ok(copied?.unwrap_or_default())
+    }
+
+    async fn try_block(
+        &self,
+        file: &Item<u64>,
+        offset: u64,
+        given_up: &Cell<bool>,
+    ) -> Result<Option<(u64, Vec<Sum>)>, Failure> {
         // Never closed, so this only waits.
         let _permit = self.blocks.acquire().await;
+        if given_up.get() {
+            return Ok(None);
+        }
         let bytes = (file.what - offset).min(self.options.block_bytes as u64);
         let piece = self.source.read(file.from.clone(), offset, bytes).await?;
         if piece.block.len() < bytes {
@@ -140,9 +160,12 @@ impl Copy<'_> {
             return Err(self.source.senseless());
         }
         self.pace(bytes).await;
+        if given_up.get() {
+            return Ok(None);
+        }
         self.sink.write(file.to.clone(), offset, piece.block).await?;
         self.progress.moved(bytes);
-        Ok((bytes, piece.sums))
+        Ok(Some((bytes, piece.sums)))
     }
 
     /// A file that has changed since it was listed may be a mixture of old and new.
