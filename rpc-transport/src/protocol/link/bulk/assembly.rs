@@ -415,6 +415,8 @@ impl Partial {
         max_private_bytes: u64,
         home: Option<(u32, Arc<ReturnQueue>)>,
     ) -> Message {
+        // It is never put together.
+        self.large = None;
         let Some(reason) = self.refused else { return self.start_stream(max_private_bytes, home) };
         self.is_delivered = true;
         if let Some((number, home)) = home {

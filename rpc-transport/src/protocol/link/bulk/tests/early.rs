@@ -173,10 +173,39 @@ fn while_another_large_message_is_held_none_is_copied_early() {
 fn no_more_is_reserved_for_a_tail_than_has_arrived_of_an_earlier_one() {
     let mut peer = peer();
     peer.learn();
-    let inbound = peer.segment(0, true, 4 * CHUNK);
-    assert!(matches!(inbound, Inbound::None));
-    let reserved = peer.end.assembly.reserved_bytes() as u64;
-    assert!(reserved <= TAIL + 100, "{reserved} bytes for a tail of which {CHUNK} have come");
+    let tail = 3 * CHUNK;
+    for round in 0..2 {
+        assert!(matches!(peer.segment_at(0, 0, tail), Inbound::None));
+        let reserved = peer.end.assembly.reserved_bytes() as u64;
+        // The second one is known, and has its room at once.
+        let known = if round == 0 { TAIL } else { tail };
+        assert!((known..known + 100).contains(&reserved), "{reserved} bytes in round {round}");
+        assert!(matches!(peer.segment_at(CHUNK, 1, tail), Inbound::None));
+        let Inbound::Assembled(mut message) = peer.segment_at(2 * CHUNK, 2, tail) else {
+            panic!("no message")
+        };
+        peer.number += 1;
+        assert!(message.take_tail().unwrap().is_private(), "it is copied early");
+    }
+}
+
+#[test]
+fn a_message_that_is_aborted_stops_no_early_copies() {
+    let mut peer = peer();
+    peer.learn();
+    assert!(matches!(peer.segment(0, true, TAIL), Inbound::None));
+    let segment = Segment {
+        number: peer.number,
+        last: false,
+        abort: true,
+        head_end: false,
+        offset: 4 + CHUNK,
+        total: 4 + TAIL,
+    };
+    let abort = Blocks { segment: Some(segment), ..Blocks::default() };
+    assert!(matches!(receive(&mut peer.end, &frame(Kind::Data, &abort, &[])), Ok(Inbound::None)));
+    peer.number += 1;
+    assert!(peer.tail().is_private());
 }
 
 /// Bytes that had arrived counted before there was room for them, so that the last ones found none: a tail moved
