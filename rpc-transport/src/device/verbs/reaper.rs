@@ -68,7 +68,8 @@ impl<T> InUse<T> {
         object.upgrade().map(|object| Self { object, _token: token })
     }
 
-    /// For a use that lasts as long as a peer is silent: it does not count until the peer has answered.
+    /// For a use that lasts as long as a peer is silent: it does not count until the peer has answered, nor once
+    /// nobody waits for that answer any more.
     pub(super) fn into_inner(self) -> Arc<T> {
         self.object
     }
