@@ -1,5 +1,6 @@
 //! A hard end: a test that is stuck ends its process, whatever its threads wait for.
 
+use std::io::{self, Write};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -37,7 +38,11 @@ impl Watchdog {
         let (alive, ended) = mpsc::channel::<()>();
         let watch = move || {
             if ended.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
-                eprintln!("{test} is stuck: no end within {limit:?}, ending the process");
+                // What `eprintln` says would be kept for the end of the test, which does not come.
+                let _ = writeln!(
+                    io::stderr(),
+                    "{test} is stuck: no end within {limit:?}, ending the process"
+                );
                 std::process::abort();
             }
         };
