@@ -1,5 +1,7 @@
 //! Addresses, listeners, and connections that come up or do not.
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 use crate::*;
 
 #[test]
@@ -234,7 +236,12 @@ fn with_too_many_attempts_that_were_given_up_no_request_is_taken() {
         let attempt = |outgoing: Box<dyn Outgoing>| async move { outgoing.connect(b"").await };
         let mut attempts: tokio::task::JoinSet<_> = prepared.into_iter().map(attempt).collect();
         // siw gives a peer 10 s: they are given up as soon as all have been asked for.
-        let peers = tokio::task::spawn_blocking(move || peers.join().unwrap()).await.unwrap();
+        let peers = tokio::task::spawn_blocking(move || peers.join().unwrap());
+        let peers = tokio::select! {
+            biased;
+            ended = attempts.join_next() => panic!("one has ended before all were asked for: {ended:?}"),
+            peers = peers => peers.unwrap(),
+        };
         attempts.abort_all();
         while let Some(ended) = attempts.join_next().await {
             assert!(ended.unwrap_err().is_cancelled());
@@ -248,6 +255,36 @@ fn with_too_many_attempts_that_were_given_up_no_request_is_taken() {
             tokio::join!(connect(&Verbs, &served, &own), accept(&mut listener, &own));
         assert_eq!(server.state(), QpState::ReadyToSend);
     });
+}
+
+/// rdma_cm chose a port at which TCP had a listener: one attempt of 360 failed, and its test waited for its peer for
+/// ever.
+#[test]
+fn ports_at_which_tcp_listens_are_not_chosen() {
+    alone!(ports_at_which_tcp_listens_are_not_chosen);
+    if !is_iwarp() {
+        return println!("not for this device: its ports are not TCP's");
+    }
+    // One in four or five.
+    const LISTENERS: u64 = 6_000;
+    let old = getrlimit(Resource::Nofile);
+    let files = Some(LISTENERS + 1_000);
+    setrlimit(Resource::Nofile, Rlimit { current: files, maximum: old.maximum.max(files) })
+        .unwrap();
+    let bind = |_| std::net::TcpListener::bind((local_ip(), 0)).unwrap();
+    let taken: Vec<_> = (0..LISTENERS).map(bind).collect();
+    runtime().block_on(async {
+        for _ in 0..40 {
+            let (mut listener, options) = (Verbs.listen(), Options::default());
+            let to = listener.local_address();
+            let (_client, server) =
+                tokio::join!(connect(&Verbs, &to, &options), accept(&mut listener, &options));
+            assert_eq!(server.state(), QpState::ReadyToSend);
+        }
+    });
+    drop(taken);
+    assert!(wait_for_teardown(PATIENCE), "something is not destroyed");
+    setrlimit(Resource::Nofile, old).unwrap();
 }
 
 /// rdma_cm has no time limit of its own for a peer that does not answer.

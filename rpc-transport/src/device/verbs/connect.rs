@@ -24,6 +24,7 @@ use super::options::SetupOptions;
 use super::preflight;
 use super::service::{Command, Service};
 use super::setup_qp::{Attempt, AttemptError, check_private_data};
+use super::tcp_port::MOST_PORTS;
 
 /// Connects to `rdma://` addresses.
 #[derive(Debug, Clone, Default)]
@@ -81,7 +82,24 @@ impl Connector for VerbsConnector {
 }
 
 impl VerbsConnector {
+    /// Resolves until there is a source port that the connect will get.
     async fn resolve_one(
+        &self,
+        service: &'static Service,
+        from: Option<SocketAddr>,
+        to: SocketAddr,
+    ) -> Result<Attempt, Failure> {
+        let mut tries = 0;
+        loop {
+            let attempt = self.try_to_resolve(service, from, to).await?;
+            tries += 1;
+            if tries == MOST_PORTS || !attempt.has_taken_port() {
+                return Ok(attempt);
+            }
+        }
+    }
+
+    async fn try_to_resolve(
         &self,
         service: &'static Service,
         from: Option<SocketAddr>,

@@ -223,7 +223,7 @@ pub(super) fn resolve_device(id: &CmId, options: &SetupOptions) -> Result<Resolv
     let init = id
         .init_transition(options.read_depth.min(device.max_reads()) > 0)
         .map_err(|error| Failure::Call { what: "ask for queue pair attributes", error })?;
-    Ok(Resolved { device, init, peer: id.peer_address() })
+    Ok(Resolved { device, init, local: id.local_address(), peer: id.peer_address() })
 }
 
 /// Logs the failure of a call whose failure changes nothing (invariant 1 of the dispatcher): the

@@ -39,6 +39,7 @@ use super::options::SetupOptions;
 use super::queue_pair::ReadDepths;
 use super::reaper::Token;
 use super::service::{Answer, Command, Request, Resolved, Service, SetupQp};
+use super::tcp_port::MOST_PORTS;
 use super::workers;
 
 /// Most events taken before commands and deadlines are handled.
@@ -330,21 +331,41 @@ impl Dispatcher {
         options: Arc<SetupOptions>,
         requests: mpsc::Sender<Result<Request, Failure>>,
     ) -> Result<SocketAddr, Failure> {
-        let failed = |what| move |error| Failure::Call { what, error };
-        let id = CmId::create(&self.channel, key).map_err(failed("create connection id"))?;
-        if let Some(class) = options.traffic_class {
-            id.set_traffic_class(class).map_err(failed("set the traffic class"))?;
-        }
-        if let Err(error) = id.bind(at) {
-            let error = self.why_not_bound(key, at, error);
-            return Err(Failure::Call { what: "bind", error });
-        }
-        id.listen(options.backlog).map_err(failed("listen"))?;
+        let id = self.listening_id(key, at, &options)?;
         let bound = id.local_address().unwrap_or(at);
         let mut conversation = Conversation::new(id, State::Listening, options);
         conversation.waiting = Waiting::Listener(requests);
         self.conversations.insert(key, conversation);
         Ok(bound)
+    }
+
+    fn listening_id(
+        &self,
+        key: IdKey,
+        at: SocketAddr,
+        options: &SetupOptions,
+    ) -> Result<CmId, Failure> {
+        let failed = |what| move |error| Failure::Call { what, error };
+        let mut tries = 0;
+        loop {
+            let id = CmId::create(&self.channel, key).map_err(failed("create connection id"))?;
+            if let Some(class) = options.traffic_class {
+                id.set_traffic_class(class).map_err(failed("set the traffic class"))?;
+            }
+            if let Err(error) = id.bind(at) {
+                let error = self.why_not_bound(key, at, error);
+                return Err(Failure::Call { what: "bind", error });
+            }
+            tries += 1;
+            match id.listen(options.backlog) {
+                // Over software iWARP a port of the system's choice may be one that TCP has given to another.
+                Err(error)
+                    if error.kind() == io::ErrorKind::AddrInUse
+                        && at.port() == 0
+                        && tries < MOST_PORTS => {}
+                listening => return listening.map(|()| id).map_err(failed("listen")),
+            }
+        }
     }
 
     /// Explains a failed bind. The kernel reports an address as not available also when its port is

@@ -57,6 +57,7 @@ mod shared_queue;
 mod sockaddr;
 mod srq;
 mod status;
+mod tcp_port;
 mod work_queues;
 mod workers;
 mod wr_key;

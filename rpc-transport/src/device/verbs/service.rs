@@ -27,6 +27,7 @@ use super::reaper::{InUse, Token};
 pub(super) struct Resolved {
     pub(super) device: Arc<VerbsDevice>,
     pub(super) init: Transition,
+    pub(super) local: Option<SocketAddr>,
     pub(super) peer: Option<SocketAddr>,
 }
 

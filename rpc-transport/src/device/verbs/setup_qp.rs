@@ -17,6 +17,7 @@ use super::id_link::IdLink;
 use super::queue::VerbsCompletionQueue;
 use super::queue_pair::{PreparedQp, QpGuard, SetupQueues, granted};
 use super::service::{Answer, Command, Resolved, Service, SetupQp};
+use super::tcp_port;
 use super::workers;
 
 /// One side of a connection that is being set up. Dropping it unfinished ends the attempt.
@@ -45,6 +46,11 @@ impl Attempt {
     /// The peer's address, if the connection manager knows it.
     pub(super) fn peer(&self) -> Option<std::net::SocketAddr> {
         self.resolved.peer
+    }
+
+    /// Whether its connect would fail for its source port.
+    pub(super) fn has_taken_port(&self) -> bool {
+        self.resolved.device.is_iwarp() && self.resolved.local.is_some_and(tcp_port::is_taken)
     }
 
     /// Has a worker create the QP; the CQ's owner takes it in when it calls `create_qp`.
