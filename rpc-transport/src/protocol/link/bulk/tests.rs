@@ -30,8 +30,12 @@ fn config() -> LinkConfig {
 }
 
 fn end(now: Instant) -> Link {
-    let offer = Offer::new(&config(), Features::ARENA, 7);
-    Link::new(&config(), &offer.agree_as_server(&offer).unwrap(), now).unwrap()
+    end_with(&config(), now)
+}
+
+fn end_with(config: &LinkConfig, now: Instant) -> Link {
+    let offer = Offer::new(config, Features::ARENA, 7);
+    Link::new(config, &offer.agree_as_server(&offer).unwrap(), now).unwrap()
 }
 
 fn region(bytes: u64) -> MemoryRegion {
@@ -66,7 +70,10 @@ fn message(number: u32, written: u64, chunks: &[(u16, u16)]) -> Vec<u8> {
 
 /// An end with an arena of 8 chunks, which the peer asked for.
 fn owner() -> Link {
-    let mut end = end(Instant::now());
+    with_arena(end(Instant::now()))
+}
+
+fn with_arena(mut end: Link) -> Link {
     let starved = Blocks { starved: true, ..Blocks::default() };
     let _none = receive(&mut end, &frame(Kind::Release, &starved, &[])).unwrap();
     assert_eq!(end.wanted_arena(), Some(8 * CHUNK));
@@ -556,10 +563,7 @@ fn an_arena_is_not_given_up_before_it_was_asked_back() {
 
 #[test]
 fn more_of_a_stream_than_its_reader_takes_is_refused() {
-    let config = config().assembly_bytes(1000);
-    let offer = Offer::new(&config, Features::ARENA, 7);
-    let agreed = offer.agree_as_server(&offer).unwrap();
-    let mut end = Link::new(&config, &agreed, Instant::now()).unwrap();
+    let mut end = end_with(&config().assembly_bytes(1000), Instant::now());
     let segment = |offset, head_end| {
         let (last, abort, total) = (false, false, 5000);
         let segment = Segment { number: 0, last, abort, head_end, offset, total };

@@ -17,7 +17,10 @@ struct Peer {
 
 impl Peer {
     fn new(budget: &MemoryBudget) -> Self {
-        let mut end = owner();
+        Self::of(owner(), budget)
+    }
+
+    fn of(mut end: Link, budget: &MemoryBudget) -> Self {
         end.set_memory_budget(budget.share());
         Self { end, number: 0 }
     }
@@ -206,6 +209,21 @@ fn a_message_that_is_aborted_stops_no_early_copies() {
     assert!(matches!(receive(&mut peer.end, &frame(Kind::Data, &abort, &[])), Ok(Inbound::None)));
     peer.number += 1;
     assert!(peer.tail().is_private());
+}
+
+#[test]
+fn streams_of_connections_that_share_the_budget_stop_no_early_copies() {
+    let budget = MemoryBudget::unlimited();
+    let mut peer = Peer::new(&budget);
+    peer.learn();
+    let end = end_with(&config().assembly_bytes(CHUNK), Instant::now());
+    let mut other = Peer::of(with_arena(end), &budget);
+    let Inbound::Assembled(mut message) = other.segment(0, true, TAIL) else {
+        panic!("a stream is delivered with its head");
+    };
+    let stream = message.take_stream().unwrap();
+    assert!(peer.tail().is_private());
+    drop(stream);
 }
 
 /// Bytes that had arrived counted before there was room for them, so that the last ones found none: a tail moved
