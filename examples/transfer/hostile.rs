@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use clap::Parser;
 use parking_lot::Mutex;
 use rpc_core::{Address, CallError, Channel, Server};
+use tokio::task::AbortHandle;
 
 use super::block::Block;
 use super::cli::{Cli, Command};
@@ -137,6 +138,9 @@ struct Hostile {
     writes: Arc<AtomicUsize>,
     /// How many these were, each time that a file was begun.
     beside: Arc<Mutex<Vec<usize>>>,
+    serving: Arc<OnceLock<AbortHandle>>,
+    /// Its serving ends when a block comes.
+    dies: bool,
 }
 
 impl Files for Hostile {
@@ -191,7 +195,10 @@ impl Files for Hostile {
     }
 
     async fn write(&self, _: Bytes, offset: u64, _: Block) -> Result<(), FileError> {
-        if offset == 0 {
+        if self.dies {
+            self.serving.get().unwrap().abort();
+        }
+        if offset == 0 || self.dies {
             return Err(FileError::Busy);
         }
         self.writes.fetch_add(1, Ordering::SeqCst);
@@ -223,8 +230,10 @@ impl Files for Hostile {
 impl Hostile {
     async fn serve(self, name: &str) -> Address {
         let address = format!("mem://{name}");
+        let serving = Arc::clone(&self.serving);
         let server = Server::builder().add_service(FilesServer::new(self));
-        tokio::spawn(server.bind(&address).await.unwrap().serve());
+        let task = tokio::spawn(server.bind(&address).await.unwrap().serve());
+        serving.set(task.abort_handle()).unwrap();
         address.parse().unwrap()
     }
 }
@@ -283,23 +292,41 @@ async fn bytes_that_are_not_those_that_were_summed_get_no_name() {
     .await;
 }
 
+/// Sends a file of eight blocks to a hostile server, with these further arguments.
+async fn send_to(name: &str, hostile: Hostile, more: &[&str]) -> Result<(), CommandError> {
+    let dir = Scratch::new();
+    let file = dir.path().join("large");
+    fs::write(&file, vec![7; 2 << 20]).unwrap();
+    let address = hostile.serve(name).await;
+    let line = ["transfer", "send", "shm://replaced", "--block", "256K"];
+    let line = line.iter().chain(more).map(Into::into).chain([file.into_os_string()]);
+    let Command::Send(mut args) = Cli::parse_from(line).command else { panic!() };
+    args.connect.address = address;
+    send(&args).await
+}
+
 /// A block that was on its way when another one had failed held the file's lock against the other transfer
 /// that was about to finish it; that one gave up, and left its partial file.
 #[tokio::test]
 async fn who_gives_a_file_up_has_no_block_of_it_on_its_way() {
     limited(async {
-        let dir = Scratch::new();
-        let file = dir.path().join("large");
-        fs::write(&file, vec![7; 2 << 20]).unwrap();
         let hostile = Hostile::default();
         let (writes, beside) = (Arc::clone(&hostile.writes), Arc::clone(&hostile.beside));
-        let address = hostile.serve("transfer-hostile-busy").await;
-        let line = ["transfer", "send", "shm://replaced", "--block", "256K"];
-        let line = line.iter().map(Into::into).chain([file.into_os_string()]);
-        let Command::Send(mut args) = Cli::parse_from(line).command else { panic!() };
-        args.connect.address = address;
-        assert_eq!(send(&args).await.unwrap_err().to_string(), "1 entry failed, see above");
+        let sent = send_to("transfer-hostile-busy", hostile, &[]).await;
+        assert_eq!(sent.unwrap_err().to_string(), "1 entry failed, see above");
         assert_eq!((&beside.lock()[..], writes.load(Ordering::SeqCst)), (&[0, 0][..], 0));
+    })
+    .await;
+}
+
+/// All blocks but one have to wait for days.
+#[tokio::test]
+async fn the_end_of_a_connection_is_told_though_blocks_wait_for_their_turn() {
+    limited(async {
+        let hostile = Hostile { dies: true, ..Hostile::default() };
+        let sent = send_to("transfer-hostile-dies", hostile, &["--limit", "1"]).await;
+        let error = sent.unwrap_err();
+        assert!(matches!(error, CommandError::Stopped { .. }), "{error}");
     })
     .await;
 }

@@ -15,6 +15,7 @@ use std::cell::Cell;
 
 use futures::stream::{self, StreamExt};
 use rpc_core::Status;
+use tokio::sync::Notify;
 
 use super::compare::{Summed, common_leaves, covered};
 use super::copy::{Attempt, Copy};
@@ -23,6 +24,34 @@ use super::service::{Entry, FileError, Found, Kind, Whole};
 use super::side::{Failure, SideError};
 use super::small::is_size;
 use super::sums::{Sum, digest, leaf_count};
+
+/// Whether a file is given up; those of its blocks that wait for their turn are told.
+#[derive(Debug, Default)]
+struct GivenUp {
+    is: Cell<bool>,
+    told: Notify,
+}
+
+impl GivenUp {
+    fn tell(&self) {
+        self.is.set(true);
+        self.told.notify_waiters();
+    }
+
+    /// What is waited for; `None` where the file is given up before.
+    async fn or<T>(&self, waiting: impl Future<Output = T>) -> Option<T> {
+        // Hears all that is told from here on.
+        let told = self.told.notified();
+        if self.is.get() {
+            return None;
+        }
+        tokio::select! {
+            biased;
+            () = told => None,
+            done = waiting => Some(done),
+        }
+    }
+}
 
 impl Copy<'_> {
     /// Copies a file of any size.
@@ -108,9 +137,9 @@ impl Copy<'_> {
         sums: &mut Vec<Sum>,
         counted: &mut u64,
     ) -> Result<(), Failure> {
-        let given_up = Cell::new(false);
+        let given_up = GivenUp::default();
         let offsets = (keep..file.what).step_by(self.options.block_bytes);
-        let wanted = offsets.take_while(|_| !given_up.get());
+        let wanted = offsets.take_while(|_| !given_up.is.get());
         let blocks = wanted.map(|offset| self.block(file, offset, &given_up));
         let mut blocks = stream::iter(blocks).buffered(self.options.in_flight);
         let mut failed = None;
@@ -120,8 +149,6 @@ impl Copy<'_> {
                     *counted += bytes;
                     sums.extend(more);
                 }
-                // Nobody is there whom the others could hold up.
-                Err(Failure::Fatal(status)) => return Err(Failure::Fatal(status)),
                 Err(failure) => failed = failed.or(Some(failure)),
             }
         }
@@ -133,10 +160,12 @@ impl Copy<'_> {
         &self,
         file: &Item<u64>,
         offset: u64,
-        given_up: &Cell<bool>,
+        given_up: &GivenUp,
     ) -> Result<(u64, Vec<Sum>), Failure> {
         let copied = self.try_block(file, offset, given_up).await;
-        given_up.set(given_up.get() || copied.is_err());
+        if copied.is_err() {
+            given_up.tell();
+        }
         Ok(copied?.unwrap_or_default())
     }
 
@@ -144,13 +173,10 @@ impl Copy<'_> {
         &self,
         file: &Item<u64>,
         offset: u64,
-        given_up: &Cell<bool>,
+        given_up: &GivenUp,
     ) -> Result<Option<(u64, Vec<Sum>)>, Failure> {
         // Never closed, so this only waits.
-        let _permit = self.blocks.acquire().await;
-        if given_up.get() {
-            return Ok(None);
-        }
+        let Some(_permit) = given_up.or(self.blocks.acquire()).await else { return Ok(None) };
         let bytes = (file.what - offset).min(self.options.block_bytes as u64);
         let piece = self.source.read(file.from.clone(), offset, bytes).await?;
         if piece.block.len() < bytes {
@@ -159,8 +185,7 @@ impl Copy<'_> {
         if piece.block.len() > bytes || piece.sums.len() as u64 != leaf_count(bytes) {
             return Err(self.source.senseless());
         }
-        self.pace(bytes).await;
-        if given_up.get() {
+        if given_up.or(self.pace(bytes)).await.is_none() {
             return Ok(None);
         }
         self.sink.write(file.to.clone(), offset, piece.block).await?;
