@@ -266,7 +266,8 @@ impl LinkConfig {
 
     /// Most bytes that are written into the peer's arena at once. Default 256 KiB, 4 KiB to 1 GiB.
     /// A longer message is written in several segments, and small messages are sent between two of
-    /// them; over shared memory, where posting copies, also within one.
+    /// them; over shared memory, where posting copies, also within one, and a segment has up to four times as much
+    /// where other large messages wait and no small ones are being sent.
     #[must_use]
     pub fn arena_segment_bytes(mut self, bytes: u32) -> Self {
         self.arena_segment_bytes = bytes;

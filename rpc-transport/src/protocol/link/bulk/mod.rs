@@ -59,7 +59,7 @@ pub(super) struct Arenas {
     staged: Staged,
     /// Messages of this size and more are sent by WRITE, bytes.
     threshold_bytes: u64,
-    /// Most bytes of one segment.
+    /// Most bytes of one segment, unless it is long.
     segment_bytes: u64,
     /// Most WRITEs of one segment; 0 if the SQ is too short for a WRITE and its SEND.
     max_writes: usize,
@@ -284,7 +284,9 @@ impl Link {
             return self.in_frame();
         }
         let max_parts = arenas.max_writes.div_ceil(2);
-        let bytes = self.segmenter.writable(self.room, arenas.segment_bytes, max_parts);
+        let others_wait = !self.lanes.is_empty_lane(Lane::Bulk);
+        let most = self.slices.segment_bytes(arenas.segment_bytes, others_wait);
+        let bytes = self.segmenter.writable(self.room, most, max_parts);
         // Without an arena, each message asks for one once and is sent without waiting for it.
         let is_hopeless = arenas.writer.usable_count() == 0;
         if bytes == 0 || (is_hopeless && !self.segmenter.is_fresh()) {
@@ -304,13 +306,11 @@ impl Link {
 
     /// Sends the next segment in a frame, or waits until the peer's reader accepts more.
     fn in_frame(&mut self) -> Option<Source> {
-        if self.segmenter.may_frame() {
-            return Some(Source::Segment(SegmentPath::Inline));
-        }
-        if let Some(arenas) = &mut self.arenas {
+        let may_frame = self.segmenter.may_frame();
+        if let (false, Some(arenas)) = (may_frame, &mut self.arenas) {
             arenas.blocked = true;
         }
-        None
+        may_frame.then_some(Source::Segment(SegmentPath::Inline))
     }
 
     #[inline(never)]

@@ -35,6 +35,9 @@ impl SliceBytes {
     pub const COPIED: Self = Self { beside_small: 16 << 10, alone: 256 << 10 };
 }
 
+/// A long segment has so many times the usual bytes.
+const LONG_SEGMENT: u64 = 4;
+
 /// For how many slices after a small message was sent `beside_small` applies.
 const SMALL_COUNTS: u8 = 64;
 
@@ -94,6 +97,13 @@ impl Slices {
     /// The message is revoked: its segment that has begun is sent first (invariant 3).
     pub(in crate::protocol::link) fn on_revoked(&mut self, tag: u64) {
         self.first |= self.begun.as_ref().is_some_and(|begun| begun.tag == tag);
+    }
+
+    /// Most bytes of the next segment. It is long where its copies overlap with those of other messages anyway, and
+    /// where no small messages are being sent, whose receiver is busy longer with it.
+    pub(in crate::protocol::link) fn segment_bytes(&self, usual: u64, others_wait: bool) -> u64 {
+        let is_long = others_wait && self.small == 0 && self.bytes != SliceBytes::WHOLE;
+        if is_long { LONG_SEGMENT * usual } else { usual }
     }
 
     /// Whether the segment that has begun is sent before anything else.

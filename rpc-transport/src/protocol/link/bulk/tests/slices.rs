@@ -17,25 +17,23 @@ fn next_kind(end: &mut Link) -> Option<Option<u8>> {
     Some(kind)
 }
 
+/// An end whose peer has an arena of so many chunks.
+fn writer(config: &LinkConfig, chunks: u16) -> Link {
+    let mut end = end_with(config, Instant::now());
+    let (arena, first_chunk, log2_chunk, rkey, address) = (0, 0, 12, 9, 1 << 20);
+    let arena = Advertisement { arena, first_chunk, chunks, log2_chunk, rkey, address };
+    let blocks = Blocks { arena: Some(ArenaBlock::Advertise(arena)), ..Blocks::default() };
+    let _none = receive(&mut end, &frame(Kind::Release, &blocks, &[])).unwrap();
+    end
+}
+
 const SLICES: SliceBytes = SliceBytes { beside_small: 1000, alone: 4000 };
 const DATA: Option<Option<u8>> = Some(Some(Kind::Data as u8));
 const SLICE: Option<Option<u8>> = Some(None);
 
 #[test]
 fn small_messages_leave_between_the_slices_of_a_segment() {
-    let mut end = end(Instant::now());
-    let advertisement = Advertisement {
-        arena: 0,
-        first_chunk: 0,
-        chunks: 8,
-        log2_chunk: 12,
-        rkey: 9,
-        address: 1 << 20,
-    };
-    let arena = Some(ArenaBlock::Advertise(advertisement));
-    let _none =
-        receive(&mut end, &frame(Kind::Release, &Blocks { arena, ..Blocks::default() }, &[]))
-            .unwrap();
+    let mut end = writer(&config(), 8);
     end.set_slices(SLICES);
     let mut large = out(1, 10);
     large.push_tail(OutPart::shared(Arc::new(pattern(1, 7500))));
@@ -52,6 +50,32 @@ fn small_messages_leave_between_the_slices_of_a_segment() {
     assert_eq!(next_kind(&mut end), DATA, "the frame leaves with the last 500");
     assert_eq!(next_kind(&mut end), None);
     assert!(end.is_idle() && !end.awaits_turn());
+}
+
+/// How many segments two large messages have, of two usual ones each, of which the second waits for the first.
+fn segments_of_two(slices: SliceBytes, beside_small: bool) -> usize {
+    let config = config().arena_segment_bytes(4096);
+    let mut end = writer(&config, 32);
+    end.set_slices(slices);
+    if beside_small {
+        end.submit(Lane::Small, 0, out(0, 10)).unwrap();
+        assert_eq!(next_kind(&mut end), DATA);
+    }
+    for tag in 1..=2 {
+        let mut large = out(tag, 10);
+        large.push_tail(OutPart::shared(Arc::new(pattern(tag, 8000))));
+        end.submit(Lane::Small, tag, large).unwrap();
+    }
+    let frames = std::iter::from_fn(|| next_kind(&mut end)).filter(Option::is_some).count();
+    assert!(end.is_idle());
+    frames
+}
+
+#[test]
+fn a_segment_is_long_where_other_large_messages_wait_and_no_small_one_does() {
+    assert_eq!(segments_of_two(SliceBytes::COPIED, false), 1 + 2);
+    assert_eq!(segments_of_two(SliceBytes::COPIED, true), 2 + 2);
+    assert_eq!(segments_of_two(SliceBytes::WHOLE, false), 2 + 2);
 }
 
 #[test]
