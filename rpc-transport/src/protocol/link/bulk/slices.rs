@@ -1,7 +1,7 @@
 //! Slices: the WRITEs of one segment, handed out in limited batches.
 //!
-//! Owns the segment whose WRITEs have begun, and how many bytes of it are posted at once. Some
-//! devices copy the bytes while posting, and nothing else can be sent meanwhile; small messages are
+//! Owns the segment whose WRITEs have begun, how many bytes of it are posted at once, and how long the next one
+//! may be. Some devices copy the bytes while posting, and nothing else can be sent meanwhile; small messages are
 //! therefore sent between two slices. Never spends a credit.
 //!
 //! Invariants:
