@@ -1,0 +1,14 @@
+#![doc = include_str!("../README.md")]
+
+pub mod hash;
+pub mod lines;
+mod minimal;
+pub mod plan;
+mod resolve;
+pub mod schema;
+pub mod text;
+pub mod value;
+
+pub use self::plan::Plan;
+pub use self::resolve::Planned;
+pub use self::schema::Schema;
