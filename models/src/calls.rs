@@ -1,9 +1,9 @@
-//! Two sessions over two links: what one layer believes of the other.
+//! Two sessions over two links: the assumptions of one layer about the other.
 //!
-//! Owns both applications: calls whose arguments and results are streamed, and which are given up at
-//! any moment, by their callers, their deadlines or the end of the connection. An error of either
-//! layer, a call that runs twice or runs though it was said never to have been sent, and whatever
-//! does not come home, is a panic.
+//! Owns both applications: calls whose arguments and results are streamed, and which are cancelled
+//! at any moment, by their callers, their deadlines or the end of the connection. An error of
+//! either layer, a call that runs twice, a call that runs although it was reported as never sent,
+//! and anything that is not returned, is a panic.
 
 use std::collections::BTreeMap;
 use std::task::{Context, Poll, Waker};
@@ -14,7 +14,7 @@ use rpc_core::session::{
     Session, SessionLimits, StartCall,
 };
 use rpc_core::wire::{Part, prepend_parts};
-use rpc_transport::connect::error::CloseCause;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::memory::region::Access;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::part::OutPart;
@@ -100,7 +100,7 @@ struct World {
     seen: Seen,
 }
 
-/// A body of `number` and a tail of so many bytes.
+/// A body of `number` and a tail of `tail` bytes.
 fn body(number: u64, tail: usize) -> OutBuf {
     let mut body = OutBuf::new();
     body.extend_from_slice(&number.to_le_bytes());
@@ -148,7 +148,7 @@ impl World {
             36..54 => self.receive(at),
             54..62 => self.sides[at].end.complete(),
             62..70 => {
-                // Between two slices is where a message has neither left nor not left.
+                // Between two slices a message has neither left nor not left.
                 self.transmit(at);
                 if rng.chance(30) {
                     self.give_up(rng);
@@ -176,7 +176,7 @@ impl World {
             codec: 5,
             deadline,
             no_cancel: rng.chance(10),
-            when_full: rpc_core::WhenFull::Wait,
+            when_full: rpc_core::transport::WhenFull::Wait,
             is_nested: false,
             metadata: &[],
             streams: CallStreams::NONE,
@@ -253,7 +253,7 @@ impl World {
         while self.transmit(at) {}
     }
 
-    /// One frame, and what the session wants; whether there was a frame.
+    /// Sends one frame, and handles the session's events; returns whether there was a frame.
     fn transmit(&mut self, at: usize) -> bool {
         self.events(at);
         if self.is_cut {
@@ -278,7 +278,7 @@ impl World {
                 Event::Wake(number) => self.wake(at, number),
                 Event::Request(incoming) => self.request(at, incoming),
                 Event::CancelHandler(number) => self.stop(at, number),
-                Event::PeerGoingAway | Event::Drained | Event::Discard(_) => {}
+                Event::PeerGoingAway | Event::Drained | Event::Discard(_) | Event::Hello(_) => {}
             }
         }
     }
@@ -302,7 +302,7 @@ impl World {
         }
     }
 
-    /// The application has a message whose tail it may read.
+    /// The application holds a message whose tail it may read.
     fn keep(&mut self, at: usize, mut message: Message) {
         let side = &mut self.sides[at];
         side.held.extend(message.take_tail());
@@ -357,7 +357,7 @@ impl World {
         }
     }
 
-    /// The application reads of a stream or lets go of it, or of a tail.
+    /// The application reads from a stream or drops it, or drops a tail.
     fn read_any(&mut self, at: usize, rng: &mut Rng) {
         let side = &mut self.sides[at];
         side.held.pop();
@@ -372,7 +372,7 @@ impl World {
         }
     }
 
-    /// Reads a segment; whether anything changed.
+    /// Reads a segment; returns whether anything changed.
     fn read(&mut self, at: usize, which: usize) -> bool {
         let streams = &mut self.sides[at].streams;
         match streams[which].poll_next(&mut Context::from_waker(Waker::noop())) {
@@ -415,7 +415,7 @@ impl World {
         }
     }
 
-    /// Moves all that the device and the drivers move by themselves; whether anything did.
+    /// Makes all moves of the device and the drivers; returns whether there were any.
     fn settle(&mut self) -> bool {
         let mut moved = false;
         for at in [0, 1] {
@@ -471,7 +471,7 @@ impl World {
     }
 }
 
-/// One run, to its end; how often what occurred.
+/// One run, to its end; returns how often each case occurred.
 ///
 /// # Panics
 /// If a promise is broken.
@@ -489,7 +489,7 @@ pub fn run(rng: &mut Rng) -> Seen {
         }
     }
     world.quiesce();
-    // A call whose deadline lies ahead may wait for room that only a handler's end gives.
+    // A call whose deadline lies ahead may wait for room that only a handler's end provides.
     world.pass_time(20_000);
     world.quiesce();
     world.check_rest();

@@ -1,7 +1,8 @@
-//! Second attempts of calls whose first one runs: a channel's budget, and many races that end in every
-//! order.
+//! Second attempts of calls whose first one runs: a channel's budget, and many races that end in
+//! every order.
 //!
-//! The world keeps its own books of what was sent and asked for, and checks every decision by them.
+//! The world keeps its own record of sent and requested attempts, and checks every decision against
+//! it.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use crate::Steps;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// What a run has seen, so that a test can tell that it saw everything.
+/// Events of a run, so that a test can check that all of them occurred.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub won_by_first: u64,
@@ -25,6 +26,8 @@ pub struct Tally {
     pub throttled: u64,
     pub over_budget: u64,
     pub not_running: u64,
+    pub in_line: u64,
+    pub never_sent: u64,
 }
 
 impl Tally {
@@ -37,6 +40,8 @@ impl Tally {
         self.throttled += other.throttled;
         self.over_budget += other.over_budget;
         self.not_running += other.not_running;
+        self.in_line += other.in_line;
+        self.never_sent += other.never_sent;
     }
 
     pub fn check(&self) {
@@ -49,6 +54,8 @@ impl Tally {
             self.throttled,
             self.over_budget,
             self.not_running,
+            self.in_line,
+            self.never_sent,
         ];
         assert!(all.iter().all(|count| *count > 0), "something never happens: {self:?}");
     }
@@ -57,6 +64,8 @@ impl Tally {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Leg {
     NotSent,
+    /// It waits until it may be sent: only the session sees it leave.
+    InLine,
     Runs,
     /// It failed, and is to be sent once more.
     Waits,
@@ -123,7 +132,10 @@ impl World {
         let at = rng.index(self.calls.len().max(1));
         let is_live = self.calls.get(at).is_some_and(|call| !call.is_over);
         match rng.below(16) {
-            0..5 => self.start(),
+            0..5 => self.start(rng),
+            14 if is_live && self.calls[at].first == Leg::InLine => {
+                self.calls[at].first = Leg::Runs;
+            }
             5..7 if is_live => self.first_ends(at, Ended::Answered),
             7 if is_live => self.first_ends(at, Ended::Failed),
             8 if is_live && self.calls[at].first == Leg::Runs => self.calls[at].first = Leg::Waits,
@@ -151,24 +163,32 @@ impl World {
         }
     }
 
-    fn start(&mut self) {
+    fn start(&mut self, rng: &mut Rng) {
         let now = self.clock.now();
         let delay = self.hedging.begin(1, &self.policy);
         if self.policy == HedgingPolicy::new().budget(self.share as f64 / 1000.0) {
             assert_eq!(delay.is_some(), self.answers >= 50, "known from 50 answers on");
         }
         let race = Race::new(now, delay);
-        let (first, second) = (Leg::Runs, Leg::NotSent);
+        let first = if rng.chance(20) { Leg::InLine } else { Leg::Runs };
+        let second = Leg::NotSent;
         self.calls.push(Call { race, delay, sent_at: now, first, second, is_over: false });
     }
 
-    /// Every race that wants to be asked is.
+    /// Asks every race that wants to be asked.
     fn settle(&mut self) {
         let now = self.clock.now();
         for at in 0..self.calls.len() {
             let call = &mut self.calls[at];
             let is_due = call.race.next().is_some_and(|next| next <= now);
             if call.is_over || !is_due {
+                continue;
+            }
+            if call.first == Leg::InLine {
+                call.race.on_in_line(now);
+                call.sent_at = now;
+                assert!(call.race.next() > Some(now), "{call:?}");
+                self.tally.in_line += 1;
                 continue;
             }
             let first_runs = call.first == Leg::Runs;
@@ -199,7 +219,7 @@ impl World {
 
     fn first_ends(&mut self, at: usize, ended: Ended) {
         let call = &mut self.calls[at];
-        if !matches!(call.first, Leg::Runs | Leg::Waits) {
+        if !matches!(call.first, Leg::InLine | Leg::Runs | Leg::Waits) {
             return;
         }
         call.first = Leg::Failed;
@@ -219,6 +239,11 @@ impl World {
             return;
         }
         call.second = Leg::Failed;
+        if how == SecondEnded::NeverSent {
+            self.hedging.on_unsent();
+            self.seconds -= 1;
+            self.tally.never_sent += 1;
+        }
         let before = self.throttle.clone();
         let verdict = call.race.on_second(how, Some(&mut self.throttle));
         if !matches!(how, SecondEnded::Failed(_)) {
@@ -252,7 +277,7 @@ impl World {
         }
     }
 
-    /// Whatever runs ends.
+    /// Everything that runs ends.
     fn finish(&mut self, at: usize) {
         if !self.calls[at].is_over {
             self.first_ends(at, Ended::Failed);

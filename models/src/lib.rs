@@ -1,21 +1,22 @@
 //! Worlds that drive the pure protocol by operations, legal ones in any order, against oracles that
-//! know what must come out.
+//! know the expected results.
 //!
-//! Owns the worlds and where their rng come from: a seed for tests, a byte string for fuzzing.
-//! Never opens a socket or reads a clock: time is a number that a world adds to.
+//! Owns the worlds and the sources of their random numbers: a seed for tests, a byte string for
+//! fuzzing. Never opens a socket or reads a clock: time is a number that a world adds to.
 //!
 //! | world | what it drives |
 //! |---|---|
 //! | [`link`] | two links joined by two in-order wires, with arenas, slots and streams |
-//! | [`calls`] | two sessions over two links: what one layer believes of the other |
-//! | [`channel`] | a channel's decisions: connecting again, and second attempts |
+//! | [`balancing`] | the choice among end points that become slow, hang and come back |
+//! | [`calls`] | two sessions over two links: the assumptions of one layer about the other |
+//! | [`channel`] | a channel's decisions: reconnecting, and second attempts |
 //! | [`hedging`] | second attempts of calls whose first one runs: the budget, and races |
 //! | [`session`] | two sessions, over a wire that delays, reorders and takes messages back |
 //! | [`streams`] | two sessions and their streams, with tasks that sleep until they are woken |
 //!
-//! A fuzz target is one line: `models::link::run(&mut Rng::from_bytes(data))`; so with the others.
+//! A fuzz target is one line, such as `models::link::run(&mut Rng::from_bytes(data))`.
 
-// A world fails by panicking: that is what a test is told by.
+// A world fails by panicking, which a test notices.
 #![allow(
     missing_docs,
     missing_debug_implementations,
@@ -24,6 +25,7 @@
     clippy::return_self_not_must_use
 )]
 
+pub mod balancing;
 pub mod calls;
 pub mod channel;
 pub mod hedging;
@@ -33,7 +35,7 @@ pub mod streams;
 
 use test_kit::Rng;
 
-/// How long a run goes on: as long as there are bytes, or for up to so many steps of a seed.
+/// The length of a run: as long as there are bytes, or up to a number of steps of a seed.
 struct Steps {
     left: Option<u64>,
 }

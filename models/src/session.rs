@@ -1,8 +1,8 @@
-//! Two sessions under virtual time, a wire that delays, reorders between calls, streams, takes messages
-//! back and can be cut, and operations against an oracle.
+//! Two sessions under virtual time, a wire that delays, reorders between calls, streams, takes
+//! messages back and can be cut, and operations against an oracle.
 //!
-//! Owns what the oracle knows of each call. The wire between them is in `wire`, what
-//! handlers do in `handlers`.
+//! Owns the oracle's knowledge of each call. The wire between them is in `wire`, the actions of
+//! handlers in `handlers`.
 
 mod handlers;
 mod record;
@@ -17,7 +17,7 @@ use rpc_core::session::{
     SessionLimits, StartCall, StartError, Transmit,
 };
 use rpc_core::wire::{Frame, WireId, code, parse};
-use rpc_transport::connect::error::CloseCause;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::WhenFull;
@@ -28,10 +28,10 @@ use self::wire::Wire;
 use test_kit::Rng;
 
 const OPERATIONS: u64 = 250;
-/// How late the wheel may be, and how much is lost to whole microseconds.
+/// How late the wheel may be, and the loss by rounding to whole microseconds.
 const SLACK: Duration = Duration::from_micros(512);
 
-/// A call is known by its number everywhere: as waiter, as handler handle, in its bodies.
+/// A call has one number everywhere: as waiter, as handler handle, in its bodies.
 type Number = u64;
 type End = Session<Number, Number>;
 
@@ -42,7 +42,7 @@ struct Handler {
     id: IncomingId,
     attached: bool,
     stopped: bool,
-    /// Its own calls to its caller, without which it does not end by itself.
+    /// Its own calls to its caller; it does not end on its own before they do.
     waits_for: Vec<Number>,
 }
 
@@ -57,13 +57,13 @@ struct World<'a> {
     /// Per caller and slot: the generation whose proof is missing.
     unproven: [BTreeMap<u32, u32>; 2],
     went_away: [bool; 2],
-    /// The peer's go-away has arrived; and been told.
+    /// The peer's go-away has arrived; and was reported.
     peer_going: [bool; 2],
     told_going: [bool; 2],
     drained: [u32; 2],
     cut: bool,
     limits: [SessionLimits; 2],
-    /// How many in a hundred handlers call their callers.
+    /// Percentage of handlers that call their callers.
     nests: u64,
 }
 
@@ -153,7 +153,8 @@ impl<'a> World<'a> {
                     self.tally.nested += 1;
                 }
                 if !waits {
-                    assert!(self.ends[end].poll_call(id, || number).is_none());
+                    assert!(self.ends[end].take_outcome(id).is_none());
+                    self.ends[end].set_waiter(id, number);
                 }
             }
             Err(refused) => {
@@ -192,7 +193,7 @@ impl<'a> World<'a> {
         assert!(self.ends[end].busy_slots() <= self.limits[end].max_outgoing_calls);
     }
 
-    /// What makes a message small, one of several segments, or a stream.
+    /// A suffix that makes a message small, one of several segments, or a stream.
     fn bulk(&mut self) -> &'static [u8] {
         self.rng.pick(&[&[], &[], &[], &[], &[7; 90], &[7; 200]])
     }
@@ -212,7 +213,7 @@ impl<'a> World<'a> {
         self.settle(end);
     }
 
-    /// Its caller gives a call up.
+    /// Its caller gives up a call.
     fn drop_call(&mut self, number: Number) -> usize {
         let record = self.calls.get_mut(&number).expect("listed");
         record.life = Life::Dropped;
@@ -224,7 +225,7 @@ impl<'a> World<'a> {
         end
     }
 
-    /// Runs something that may take messages back, and notes whose slot is free by that.
+    /// Runs something that may take messages back, and records the slots that this frees.
     fn with_revoke<T>(
         &mut self,
         end: usize,
@@ -252,7 +253,7 @@ impl<'a> World<'a> {
         })
     }
 
-    /// Carries out what an end wants done; sometimes what is no frame waits for the next time.
+    /// Carries out an end's events; sometimes events other than frames wait for the next time.
     fn settle(&mut self, end: usize) {
         if self.rng.chance(70) {
             self.settle_all(end);
@@ -275,7 +276,7 @@ impl<'a> World<'a> {
                 Event::Wake(number) => self.wake(end, number),
                 Event::Request(incoming) => self.request(end, incoming),
                 Event::CancelHandler(number) => self.stop(end, number),
-                Event::Discard(_) => {}
+                Event::Discard(_) | Event::Hello(_) => {}
                 Event::PeerGoingAway => {
                     assert!(self.peer_going[end] && !self.told_going[end]);
                     self.told_going[end] = true;
@@ -329,7 +330,7 @@ impl<'a> World<'a> {
         let record = &self.calls[&number];
         assert_eq!(record.caller, end);
         if matches!(record.life, Life::Dropped) {
-            // The outcome was there when the call was dropped, and the wake-up on its way.
+            // The outcome was there when the call was dropped, and the wake-up was on its way.
             return;
         }
         assert!(matches!(record.life, Life::Waiting), "woken: {record:?}");
@@ -465,7 +466,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Lets all frames arrive, but no handler end by itself.
+    /// Lets all frames arrive, but no handler end on its own.
     fn drain_wires(&mut self) -> bool {
         let mut moved = false;
         for end in [0, 1, 0, 1] {
@@ -479,12 +480,12 @@ impl<'a> World<'a> {
         moved
     }
 
-    /// Once all frames have arrived, no handler may run for nobody.
+    /// Once all frames have arrived, no handler may run without a caller.
     fn check_handlers(&mut self) {
         while self.drain_wires() {}
         while let Some(at) = self.handlers.iter().position(|handler| !handler.attached) {
             self.attach(at);
-            // Its own calls go with a handler that is stopped at once.
+            // A handler that is stopped at once drops its own calls.
             while self.drain_wires() {}
         }
         for at in 0..self.handlers.len() {
@@ -541,7 +542,7 @@ fn signature(method: u32) -> u64 {
     u64::from(method) * 0x0101_0101_0101
 }
 
-/// One run, to its end; how often what occurred.
+/// One run, to its end; returns how often each case occurred.
 ///
 /// # Panics
 /// If a promise is broken.
@@ -562,7 +563,7 @@ pub fn run(rng: &mut Rng) -> Tally {
         world.step();
     }
     world.quiesce();
-    // A call whose deadline lies ahead may wait for room that only a handler's end gives.
+    // A call whose deadline lies ahead may wait for room that only a handler's end provides.
     world.pass_time(20_000);
     world.quiesce();
     world.check_rest();

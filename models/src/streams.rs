@@ -1,8 +1,8 @@
 //! Two sessions whose calls have streams, over the wire of [`session`](crate::session), with tasks
 //! that write, read, stop, depend on one another and sleep until they are woken.
 //!
-//! Owns the tasks and what must be read where. A task that sleeps and is never woken, an item that
-//! is lost, doubled or out of order, an end that nobody made: each is a panic.
+//! Owns the tasks and the expected contents of every stream. A task that sleeps and is never woken,
+//! an item that is lost, doubled or out of order, an end that nobody made: each is a panic.
 
 mod call;
 mod chain;
@@ -17,7 +17,7 @@ use rpc_core::session::{
     Broken, CallStreams, Deadline, Event, Incoming, ReadItem, Revoked, Role, SendError, Session,
     SessionLimits, StartCall, StartError, StreamEnd, StreamId, StreamLimits, StreamRules,
 };
-use rpc_transport::connect::error::CloseCause;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::message::received::Message;
 use test_kit::Rng;
 
@@ -45,6 +45,10 @@ pub(crate) struct World<'a> {
     cut: bool,
     went_away: [bool; 2],
     limits: [StreamLimits; 2],
+    /// Bytes that may wait in each link.
+    queues: [u64; 2],
+    /// Something waited at the last report of each link, so it reports again.
+    waited: [bool; 2],
     /// Readers that sleep on purpose do so.
     stalling: bool,
 }
@@ -64,6 +68,7 @@ impl<'a> World<'a> {
         };
         let limits = [limits(), limits()];
         let calls = [rng.pick(&[1, 4, 12]), rng.pick(&[1, 4, 12])];
+        let queues = [0; 2].map(|_| rng.pick(&[1, 200, 2000, 1 << 20]));
         let session = |role, at: usize| {
             let mut session = End::new(
                 role,
@@ -75,6 +80,7 @@ impl<'a> World<'a> {
                 },
             );
             session.set_longest_small(BULK_BYTES);
+            session.set_item_room(queues[at]);
             session.break_stream_rule(StreamRules { broken });
             session
         };
@@ -89,6 +95,8 @@ impl<'a> World<'a> {
             cut: false,
             went_away: [false; 2],
             limits,
+            queues,
+            waited: [false; 2],
             stalling: true,
         }
     }
@@ -112,7 +120,7 @@ impl<'a> World<'a> {
             codec: 0,
             deadline,
             no_cancel: false,
-            when_full: rpc_core::WhenFull::Wait,
+            when_full: rpc_core::transport::WhenFull::Wait,
             is_nested: false,
             metadata: &[],
             streams,
@@ -136,14 +144,22 @@ impl<'a> World<'a> {
         self.settle(end);
     }
 
-    /// Carries out what an end wants done.
+    /// Carries out an end's events.
     fn settle(&mut self, end: usize) {
         loop {
             let now = self.now;
             let may = self.ends[end].may_transmit();
+            let mut queued = false;
             while let Some(transmit) = self.ends[end].poll_transmit(|| now) {
                 assert!(!self.cut && may, "sent without a word, or after the end");
+                // If nothing waits, a message may leave at once.
+                let leaves = self.wires[end].waiting_bytes() == 0 && self.rng.chance(70);
                 self.wires[end].submit(&transmit);
+                while leaves && self.wires[end].send_one(self.rng) {}
+                queued |= !leaves;
+            }
+            if self.report(end, queued) {
+                continue;
             }
             let Some(event) = self.ends[end].poll_event() else { break };
             match event {
@@ -156,13 +172,24 @@ impl<'a> World<'a> {
                         (handler.stopped, handler.runnable) = (true, true);
                     }
                 }
-                Event::Discard(_) | Event::PeerGoingAway | Event::Drained => {}
+                Event::Discard(_) | Event::PeerGoingAway | Event::Drained | Event::Hello(_) => {}
             }
         }
         // New streams have the least window even when the budget is used up.
         let least = u64::from(self.limits[end].bytes) * (MOST_CALLS + MOST_HANDLERS);
         let most = self.limits[end].max_stream_bytes + least;
         assert!(self.ends[end].stream_window_bytes() <= most, "windows above the budget");
+    }
+
+    /// The link reports its pending messages, in the cases in which the engine's link does. Returns
+    /// whether more may be sent then.
+    fn report(&mut self, end: usize, queued: bool) -> bool {
+        if !queued && !self.waited[end] && !self.ends[end].is_item_room_low() {
+            return false;
+        }
+        let waiting = self.wires[end].waiting_bytes();
+        self.waited[end] = waiting > 0;
+        self.ends[end].set_item_room(self.queues[end].saturating_sub(waiting))
     }
 
     fn wake(&mut self, task: u64) {
@@ -402,6 +429,7 @@ impl<'a> World<'a> {
             (10..=29, _) => {
                 let Self { wires, rng, .. } = self;
                 wires[end].send_one(rng);
+                self.settle(end);
             }
             (30..=49, _) => drop(self.deliver(end)),
             (50..=63, Some(number)) => drop(self.write(number, steps)),
@@ -413,8 +441,9 @@ impl<'a> World<'a> {
                 self.pass_time(micros);
             }
             (96..=98, _) => {
-                let room = self.rng.pick(&[0, 100, u64::MAX]);
-                self.ends[end].set_item_room(room);
+                // A burst.
+                let Self { wires, rng, .. } = self;
+                while wires[end].send_one(rng) {}
                 self.settle(end);
             }
             (99, _) if self.rng.chance(10) => {
@@ -431,10 +460,9 @@ impl<'a> World<'a> {
         for _ in 0..ROUNDS {
             let mut moved = false;
             for end in 0..2 {
-                self.ends[end].set_item_room(u64::MAX);
-                self.settle(end);
                 let Self { wires, rng, .. } = self;
                 while wires[end].send_one(rng) {}
+                self.settle(end);
                 while self.deliver(end) {
                     moved = true;
                 }
@@ -452,7 +480,7 @@ impl<'a> World<'a> {
     }
 
     fn finish(mut self) -> Tally {
-        // All but those that sleep on purpose come to their end, whatever these hold.
+        // All tasks except those that sleep on purpose end, whatever the latter hold.
         self.come_to_rest();
         for (number, call) in &self.calls {
             assert!(
@@ -501,7 +529,7 @@ fn send(
     }
 }
 
-/// One run, to its end; how often what occurred. A rule may be broken.
+/// One run, to its end; returns how often each case occurred. A rule may be broken.
 ///
 /// # Panics
 /// If a promise is broken.

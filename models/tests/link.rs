@@ -11,7 +11,7 @@ use test_kit::{for_seeds, variable};
 const RUNS: u64 = 1000;
 
 #[test]
-fn every_message_that_is_not_revoked_arrives_once_intact_and_in_lane_order() {
+fn messages_arrive_once_intact_in_lane_order() {
     let mut overtakes = 0;
     let mut seen = Seen::default();
     for_seeds(1, RUNS, |rng| {
@@ -20,7 +20,7 @@ fn every_message_that_is_not_revoked_arrives_once_intact_and_in_lane_order() {
         seen.add(met.seen);
     });
     if variable("MODEL_SEED").is_none() {
-        // The run means nothing if the interesting cases did not occur.
+        // A run proves nothing if the interesting cases did not occur.
         assert!(overtakes > 100, "small messages overtook bulk {overtakes} times");
         for (name, count) in seen.all() {
             assert!(*count > 30, "{count} {name}");
@@ -29,12 +29,12 @@ fn every_message_that_is_not_revoked_arrives_once_intact_and_in_lane_order() {
 }
 
 #[test]
-fn close_at_any_moment_is_the_last_frame_and_overruns_nothing() {
+fn close_is_last_and_overruns_nothing() {
     for_seeds(1_000_000, RUNS, run_closing);
 }
 
 #[test]
-fn what_is_still_queued_when_the_link_closes_is_known() {
+fn messages_queued_at_close_are_known() {
     for_seeds(2_000_000, RUNS, run_left_behind);
 }
 

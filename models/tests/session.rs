@@ -1,7 +1,7 @@
 //! The model test of the session.
 //!
-//! A failure prints its seed; `MODEL_SEED=<seed>` runs that one alone, and `MODEL_RUNS=<count>` runs
-//! more than usual.
+//! A failure prints its seed; `MODEL_SEED=<seed>` runs that one alone, and `MODEL_RUNS=<count>`
+//! runs more than usual.
 
 use models::for_bytes;
 use models::session::{Tally, run};

@@ -1,7 +1,7 @@
 //! The model test of streams: two sessions, their streams, and tasks that sleep until woken.
 //!
-//! A failure prints its seed; `MODEL_SEED=<seed>` runs that one alone, and `MODEL_RUNS=<count>` runs
-//! more than usual.
+//! A failure prints its seed; `MODEL_SEED=<seed>` runs that one alone, and `MODEL_RUNS=<count>`
+//! runs more than usual.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -27,7 +27,7 @@ fn operations_decoded_from_bytes_keep_every_promise() {
 }
 
 #[test]
-fn a_peer_that_says_what_it_likes_is_taken_or_told_and_leaves_nothing() {
+fn arbitrary_peer_is_served_or_refused_without_leftovers() {
     let mut taken = 0;
     for_seeds(0, RUNS, |rng| taken += run_hostile(rng));
     if variable("MODEL_SEED").is_none() {
@@ -35,7 +35,7 @@ fn a_peer_that_says_what_it_likes_is_taken_or_told_and_leaves_nothing() {
     }
 }
 
-/// Whether the model notices that a rule is broken.
+/// Whether the model detects a broken rule.
 fn is_noticed(broken: Broken) -> bool {
     let fails = |seed| {
         let run = || run(&mut Rng::new(seed), Some(broken));
@@ -45,12 +45,12 @@ fn is_noticed(broken: Broken) -> bool {
 }
 
 #[test]
-fn items_that_do_not_wait_for_credit_are_noticed() {
+fn items_sent_without_credit_are_detected() {
     assert!(is_noticed(Broken::ItemsWaitForCredit));
 }
 
 #[test]
-fn an_item_that_waits_for_credit_for_all_of_its_bytes_is_noticed() {
+fn waiting_for_whole_item_credit_is_detected() {
     assert!(is_noticed(Broken::OneItemMayOverdraw));
 }
 
@@ -65,6 +65,11 @@ fn a_grant_that_is_never_made_is_noticed() {
 }
 
 #[test]
-fn a_receiver_that_is_dropped_in_silence_is_noticed() {
+fn silently_dropped_receiver_is_detected() {
     assert!(is_noticed(Broken::DroppedReceiversStop));
+}
+
+#[test]
+fn room_that_does_not_come_back_is_noticed() {
+    assert!(is_noticed(Broken::RoomComesBack));
 }

@@ -1,11 +1,11 @@
-//! What moving 1 MiB costs on shared memory, as a ratio to a bare copy of the same run.
+//! The cost of moving 1 MiB over shared memory, as a ratio to a bare copy in the same run.
 //!
 //! Two threads, each with a shard and a driver of its own, move a registered region into the peer's
-//! arena; the receiver reads one byte of each page and answers with a small message. In turn with
-//! that, a thread copies the same bytes into shared memory and another reads one byte of each page.
-//! Reported are medians over pairs of neighbouring windows, and the median of their ratios.
+//! arena; the receiver reads one byte of each page and answers with a small message. Alternating
+//! with that, a thread copies the same bytes into shared memory and another reads one byte of each
+//! page. The report has medians over pairs of neighbouring windows, and the median of their ratios.
 //!
-//! `cargo bench -p rpc-transport --bench large [-- SECONDS]`
+//! `cargo bench -p rpc-over-rdma-transport --bench large [-- SECONDS]`
 
 #![allow(unsafe_code, reason = "the raw copy that is compared with")]
 #![allow(clippy::unwrap_used, reason = "a benchmark")]
@@ -18,9 +18,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use rpc_transport::connect::address::Address;
-use rpc_transport::connect::error::CloseCause;
+use rpc_transport::address::Address;
 use rpc_transport::connect::schemes;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::device::{Device, PeerIdentity};
 use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::engine::driver::Driver;
@@ -28,7 +28,7 @@ use rpc_transport::engine::establish::completions_per_connection;
 use rpc_transport::engine::executor::Executor;
 use rpc_transport::engine::shard::{Shard, State};
 use rpc_transport::engine::spin::PollMode;
-use rpc_transport::engine::upper::{Outside, Protocol, Revoke, Submission};
+use rpc_transport::engine::upper::{Outside, Revoke, Submission, UpperLayer};
 use rpc_transport::memory::region::{Access, MemoryRegion};
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::part::OutPart;
@@ -44,7 +44,7 @@ const WINDOW: u64 = 512;
 /// Sends regions, or answers them.
 struct Mover {
     region: Option<MemoryRegion>,
-    /// Messages still to send, those unanswered, and how many may be.
+    /// Messages still to send, unanswered messages, and the most that may be unanswered.
     due: u64,
     out: u64,
     in_flight: u64,
@@ -53,7 +53,7 @@ struct Mover {
     received: Vec<Message>,
 }
 
-impl Protocol for Mover {
+impl UpperLayer for Mover {
     type Action = Message;
 
     fn on_established(&mut self, _: ConnectionKey, _: &PeerIdentity, _: u64) {}
@@ -112,7 +112,7 @@ impl Protocol for Mover {
     }
 }
 
-/// Reads a byte of each page of what arrived, outside the lock, and has it answered.
+/// Reads a byte of each page of an arrived message, outside the lock, and has it answered.
 #[derive(Default)]
 struct Reader {
     answers: Vec<ConnectionKey>,
@@ -123,7 +123,7 @@ impl Executor<Mover> for Reader {
         let tail = message.take_tail().unwrap();
         let mut byte = [0];
         for at in (0..tail.len()).step_by(PAGE) {
-            tail.copy_to(at, &mut byte);
+            tail.copy_to(at, &mut byte).unwrap();
             black_box(byte);
         }
         self.answers.push(key);
@@ -168,7 +168,7 @@ fn drive(shard: &Arc<Shard<Mover>>, core: usize) {
 fn pin(core: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(core);
-    // With one core only, both threads share it.
+    // With a single core, both threads share it.
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
@@ -192,7 +192,7 @@ impl Raw {
         Arc::new(Self { slots, sent, read, reader: OnceLock::new() })
     }
 
-    /// Reads for ever.
+    /// Reads without end.
     fn serve(self: Arc<Self>) {
         pin(1);
         self.reader.set(std::thread::current()).unwrap();
@@ -204,7 +204,7 @@ impl Raw {
                 std::hint::spin_loop();
             }
             let slot = self.slots[usize::try_from(number).unwrap() % self.slots.len()].get();
-            // SAFETY: it was sent and is not written before it was read.
+            // SAFETY: it was sent, and is not written again before it was read.
             let bytes = unsafe { &*slot };
             for at in (0..BYTES).step_by(PAGE) {
                 black_box(bytes[at]);

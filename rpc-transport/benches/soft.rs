@@ -1,11 +1,12 @@
-//! What the software device costs, as ratios to raw shared memory of the same run.
+//! The cost of the software device, as ratios to raw shared memory in the same run.
 //!
-//! Two threads on two cores, each with a completion queue of its own, exchange 80-byte inline
-//! SENDs and busy-poll. In turn with that, window by window, they exchange 80-byte messages through
-//! bare slots in memory: whatever the machine does meanwhile, both see it. Reported are the medians
-//! over pairs of neighbouring windows that nothing interrupted, and the median of their ratios.
+//! Two threads on two cores, each with a completion queue of its own, exchange 80-byte inline SENDs
+//! and busy-poll. Alternating with that, window by window, they exchange 80-byte messages through
+//! bare slots in memory, so that both see the same disturbances of the machine. The report has the
+//! medians over pairs of neighbouring windows that nothing interrupted, and the median of their
+//! ratios.
 //!
-//! `cargo bench -p rpc-transport --bench soft [-- SECONDS]`
+//! `cargo bench -p rpc-over-rdma-transport --bench soft [-- SECONDS]`
 
 #![allow(unsafe_code, reason = "the raw exchange that is compared with")]
 #![allow(clippy::unwrap_used, reason = "a benchmark")]
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rpc_transport::connect::address::Address;
+use rpc_transport::address::Address;
 use rpc_transport::device::soft;
 use rpc_transport::device::{
     Completion, CompletionKind, CompletionQueue, Connector, Device, Listener, QpCapacity, QpHandle,
@@ -76,11 +77,11 @@ fn summary(windows: &[(f64, f64)]) -> String {
 fn pin(core: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(core);
-    // With one core only, both threads share it.
+    // With a single core, both threads share it.
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
-/// Runs both halves on a core each; returns what the first gives.
+/// Runs each half on a core of its own; returns the result of the first.
 fn on_two_cores<T: Send>(near: impl FnOnce() -> T + Send, far: impl FnOnce() + Send) -> T {
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -120,7 +121,7 @@ impl Slots {
     #[inline(never)]
     fn put(&self, position: u64, message: &[u8; MESSAGE_BYTES]) {
         let slot = &self.0[(position % 512) as usize];
-        // SAFETY: the reader has taken the message of the last lap: it answered since.
+        // SAFETY: the reader has taken the message of the last lap: it has answered since.
         unsafe { slot.message.get().write(*message) };
         slot.sequence.store(position + 1, Ordering::Release);
     }
@@ -281,7 +282,7 @@ fn round_trips(mut client: End, mut server: End, time: Duration) -> Vec<(f64, f6
     )
 }
 
-/// Both sides on one core, batch by batch: what a SEND costs in CPU.
+/// Both sides on one core, batch by batch: the CPU cost of a SEND.
 fn one_core(mut client: End, mut server: End) {
     pin(0);
     let message = [1; MESSAGE_BYTES];

@@ -1,9 +1,10 @@
-//! What the link costs per message: `cargo run --release -p rpc-transport --example link_cost`.
+//! The cost of the link per message:
+//! `cargo run --release -p rpc-over-rdma-transport --example link_cost`.
 //!
-//! Two links in one thread; a 64-byte message each way per round, as in a call and its reply. The
-//! first line is the round without a link: the message is built, framed and received by hand. The
-//! difference is the price of `submit`, `poll_transmit` (until it gives nothing), `on_frame` and
-//! the send completions.
+//! Two links in one thread exchange a 64-byte message each way per round, as in a call and its
+//! reply. The first line is the round without a link: the message is built, framed and received by
+//! hand. The difference is the price of `submit`, `poll_transmit` (until it returns nothing),
+//! `on_frame` and the send completions.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -14,7 +15,7 @@ use rpc_transport::protocol::config::LinkConfig;
 use rpc_transport::protocol::handshake::{Features, Offer};
 use rpc_transport::protocol::link::{FrameBytes, Inbound, Lane, Link};
 
-/// Short batches, of which the fastest counts: other work on the machine only ever adds.
+/// Short batches, of which the fastest counts: other work on the machine only ever adds time.
 const BATCHES: u32 = 300;
 const ROUNDS: u32 = 5_000;
 const PAYLOAD: [u8; 64] = [7; 64];

@@ -2,18 +2,18 @@
 //! public interface, with an unmodified `rping` at the other end:
 //!
 //! ```text
-//! rping -s -a 10.9.0.1 -V &        cargo run --features verbs --example rping -- -c -a 10.9.0.1 -C 10
+//! rping -s -a 10.9.0.1 -V &     cargo run --features verbs --example rping -- -c -a 10.9.0.1 -C 10
 //! cargo run --features verbs --example rping -- -s &         rping -c -a 10.9.0.1 -C 10 -V
 //! ```
 //!
 //! One round: the client SENDs {address u64, rkey u32, length u32}, big-endian, of its source; the
-//! server READs it and SENDs a go-ahead; the client SENDs the same of its sink; the server WRITEs
-//! the data there and SENDs that it is done.
+//! server READs the source and SENDs a go-ahead; the client SENDs the same triple of its sink; the
+//! server WRITEs the data there and SENDs a completion message.
 
 use std::error::Error;
 use std::process::ExitCode;
 
-use rpc_transport::connect::address::Address;
+use rpc_transport::address::Address;
 use rpc_transport::device::verbs::{SetupOptions, VerbsConnector, listen};
 use rpc_transport::device::{
     Completion, CompletionKind, CompletionQueue, Connector, Device, Established, QpCapacity,
@@ -174,7 +174,7 @@ impl Link {
         }
     }
 
-    /// Whether there was anything.
+    /// Returns whether there was anything.
     fn look(&mut self) -> Result<bool, Failure> {
         let count = self.cq.poll(&mut self.completions, 16)?;
         let event = self.cq.poll_event();
@@ -182,10 +182,11 @@ impl Link {
         Ok(count > 0 || event.is_some())
     }
 
-    /// Posts one signaled WR and waits for its completion; the buffer that it brings back, if any.
+    /// Posts one signaled WR and waits for its completion; returns the buffer that it brings back,
+    /// if any.
     fn perform(&mut self, op: SendOp, source: Source<'_>) -> Result<Option<Buffer>, Failure> {
         self.cq.post_send(self.qp, &mut [SendWr { wr_id: 0, op, signaled: true, source }])?;
-        let done = self.next(false)?.ok_or("the peer left in the middle")?;
+        let done = self.next(false)?.ok_or("the peer disconnected during the run")?;
         Ok(done.buffer)
     }
 
@@ -207,7 +208,7 @@ impl Link {
         Ok(Some(message))
     }
 
-    /// A peer's advertisement: where, and how much.
+    /// A peer's advertisement: a remote slice and its length.
     fn receive_advertisement(&mut self) -> Result<Option<(RemoteSlice, usize)>, Failure> {
         let Some(message) = self.receive()? else { return Ok(None) };
         let message: [u8; ADVERTISEMENT_BYTES] = message
@@ -218,7 +219,9 @@ impl Link {
         let rkey = u32::from_be_bytes([k0, k1, k2, k3]);
         let len = usize::try_from(u32::from_be_bytes([l0, l1, l2, l3]))?;
         if len > MAX_SIZE {
-            return Err(format!("the peer offers {len} bytes, {MAX_SIZE} are allowed").into());
+            return Err(
+                format!("the peer offers {len} bytes, at most {MAX_SIZE} are allowed").into()
+            );
         }
         Ok(Some((RemoteSlice { address, rkey }, len)))
     }
@@ -242,7 +245,7 @@ fn show(arguments: &Arguments, who: &str, bytes: &[u8]) {
 
 fn client(arguments: &Arguments, mut link: Link) -> Result<(), Failure> {
     let size = arguments.size;
-    let left = || Failure::from("the peer left in the middle");
+    let left = || Failure::from("the peer disconnected during the run");
     let sink = link.domain.allocate(size, Access::REMOTE_WRITE)?;
     for round in 0..arguments.count {
         let expected = text(round, size);
@@ -254,7 +257,7 @@ fn client(arguments: &Arguments, mut link: Link) -> Result<(), Failure> {
         let mut got = vec![0; size];
         sink.copy_out(0, &mut got);
         if got != expected {
-            return Err(format!("round {round}: the data came back changed").into());
+            return Err(format!("round {round}: the data was changed on its way").into());
         }
         show(arguments, "ping data", &got);
     }
@@ -265,8 +268,8 @@ fn client(arguments: &Arguments, mut link: Link) -> Result<(), Failure> {
 
 fn server(arguments: &Arguments, mut link: Link) -> Result<(), Failure> {
     let pool = BufferPool::allocate(&link.domain, u32::try_from(MAX_SIZE)?, 1)?;
-    let left = || Failure::from("the peer left in the middle");
-    let none = || Failure::from("a buffer did not come back");
+    let left = || Failure::from("the peer disconnected during the run");
+    let none = || Failure::from("a buffer was not returned");
     let mut rounds = 0;
     while let Some((from, len)) = link.receive_advertisement()? {
         let into = pool.take().ok_or_else(none)?;
@@ -280,7 +283,7 @@ fn server(arguments: &Arguments, mut link: Link) -> Result<(), Failure> {
         link.perform(SendOp::Send, Source::Inline(&[0; ADVERTISEMENT_BYTES]))?;
         rounds += 1;
     }
-    println!("the client has left after {rounds} rounds");
+    println!("the client disconnected after {rounds} rounds");
     Ok(())
 }
 

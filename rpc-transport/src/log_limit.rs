@@ -3,15 +3,15 @@
 //! Owns the count of one kind of fault at one place. Never a clock: time is an argument.
 //!
 //! Invariants:
-//! 1. Of each interval the first five faults are logged in full, and what follows is counted.
-//! 2. What was counted is said in one line, ahead of the first fault of a later interval.
+//! 1. In each interval the first five faults are logged in full, and later ones are counted.
+//! 2. One line reports the count, before the first fault of a later interval.
 
 use std::time::{Duration, Instant};
 
+use crate::lock::Mutex;
 use crate::user_code::logged;
-use parking_lot::Mutex;
 
-/// Faults of an interval that are logged in full.
+/// Faults per interval that are logged in full.
 const LINES: u32 = 5;
 /// Length of an interval.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -19,7 +19,7 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// Decides which faults of peers are logged.
 #[derive(Debug)]
 pub struct LogLimit {
-    /// What the faults are, for the line that sums them up.
+    /// Names the faults, for the line that sums them up.
     what: &'static str,
     state: Mutex<State>,
 }
@@ -33,28 +33,29 @@ struct State {
 }
 
 impl LogLimit {
-    /// Nothing has been logged. `what` names the faults, in the plural.
+    /// A limit without any fault yet. `what` names the faults, in the plural.
     #[must_use]
     pub const fn new(what: &'static str) -> Self {
         let state = State { since: None, seen: 0, silenced: 0 };
-        Self { what, state: parking_lot::const_mutex(state) }
+        Self { what, state: Mutex::new(state) }
     }
 
-    /// A fault at `now`: logs it by `log`, or counts it.
+    /// A fault at `now`: logs it by calling `log`, or counts it.
     pub fn fault(&self, now: Instant, log: impl FnOnce()) {
         let Some(silenced) = self.admit(now) else { return };
         if silenced > 0 {
             let (what, last) = (self.what, INTERVAL);
             logged(move || {
                 tracing::warn!(
-                    "{what}: {silenced} more since the last line; {LINES} in {last:?} are logged"
+                    "{what}: {silenced} more since the last line (at most {LINES} in {last:?} are \
+                     logged)"
                 );
             });
         }
         log();
     }
 
-    /// Whether the fault is to be logged, and how many before it were not.
+    /// Whether to log the fault; the number of earlier ones that were not logged.
     fn admit(&self, now: Instant) -> Option<u64> {
         let mut state = self.state.lock();
         if state.since.is_none_or(|since| now.saturating_duration_since(since) >= INTERVAL) {
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_faults_logs_a_few_lines_and_how_many_there_were() {
+    fn flood_of_faults_logs_few_lines_and_counts() {
         let lines = Lines::default();
         let count = || lines.0.load(Ordering::Relaxed);
         let limit = LogLimit::new("connections that were refused");
@@ -118,7 +119,7 @@ mod tests {
                 fault(Duration::from_millis(millis));
             }
             assert_eq!(count(), 5);
-            // The next interval sums up the one before, once.
+            // The next interval sums up the previous one, once.
             fault(INTERVAL);
             assert_eq!(count(), 7);
             fault(INTERVAL);

@@ -1,17 +1,17 @@
-//! The lock and the atomics of what is tested under loom.
+//! The lock and the atomics for code that loom tests.
 //!
-//! Owns the choice between the real ones and loom's (`--cfg rpc_loom`, see `.ci/run`), so that the
-//! code that runs is the code that is searched.
+//! Owns the choice between the real ones and loom's (`--cfg rpc_loom`, see `.ci/run`), so that loom
+//! searches the code that runs in production.
 
 #[cfg(not(rpc_loom))]
-pub(crate) use parking_lot::Mutex;
+pub(crate) use crate::lock::Mutex;
 #[cfg(not(rpc_loom))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32};
 
 #[cfg(rpc_loom)]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32};
 
-/// loom's lock, as one that cannot be poisoned.
+/// loom's lock, without poisoning.
 #[cfg(rpc_loom)]
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);

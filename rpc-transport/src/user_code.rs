@@ -1,9 +1,11 @@
 //! User code: where it may run, and what a panic in it costs.
 //!
-//! **Owns** the rule that nothing of the user's runs under the lock of a shard, neither handlers nor
-//! wakers nor destructors nor subscribers of the log: what the user makes may call back, block or panic.
-//! Debug builds check it: a thread that holds a shard panics as soon as it lets go of user memory, or
-//! locks a shard again. What is logged meanwhile is kept until the thread lets go.
+//! **Owns** the rule that no user code runs under a lock of this crate: neither handlers nor wakers
+//! nor destructors nor log subscribers. User code may call back, block or panic. Debug builds check
+//! the rule: a thread that holds a shard or a [`Mutex`](crate::lock::Mutex) panics as soon as it
+//! runs user code, and a thread that holds a shard also panics when it locks a shard again. Lines
+//! that [`logged`] receives under the lock of a shard are kept until the thread has released it and
+//! has woken the waiting tasks: a subscriber may wait for those tasks.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -11,12 +13,12 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Whether this thread holds a shard.
+/// Whether this thread holds a shard, and has lines to log afterwards.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Holds {
     No,
     Yes,
-    /// And there is something to be logged when it lets go.
+    /// A shard, and lines to log after its release.
     WithLog,
 }
 
@@ -25,13 +27,59 @@ thread_local! {
     static LOG: RefCell<Vec<Box<dyn FnOnce()>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// This thread holds the lock of a shard, until it is dropped: right after the lock was released.
+#[cfg(debug_assertions)]
+thread_local! {
+    /// Mutexes that this thread holds.
+    static MUTEXES: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Marks this thread as holding a mutex until this is dropped, right after the mutex was released.
+/// Costs nothing in release builds.
+#[derive(Debug)]
+pub(crate) struct HoldsMutex(());
+
+impl HoldsMutex {
+    #[inline]
+    pub(crate) fn begin() -> Self {
+        #[cfg(debug_assertions)]
+        MUTEXES.with(|held| held.set(held.get() + 1));
+        Self(())
+    }
+}
+
+impl Drop for HoldsMutex {
+    #[inline]
+    fn drop(&mut self) {
+        #[cfg(debug_assertions)]
+        let _ = MUTEXES.try_with(|held| held.set(held.get().saturating_sub(1)));
+    }
+}
+
+#[cfg(debug_assertions)]
+fn holds_mutex() -> bool {
+    MUTEXES.try_with(|held| held.get() > 0).unwrap_or_default()
+}
+
+#[cfg(not(debug_assertions))]
+fn holds_mutex() -> bool {
+    false
+}
+
+/// Whether this thread holds a lock of this crate, so that user code must not run. Release builds
+/// know of shards only.
+#[must_use]
+pub fn holds_lock() -> bool {
+    HOLDS.get() != Holds::No || holds_mutex()
+}
+
+/// Marks this thread as holding the lock of a shard until this is dropped, right after the lock was
+/// released.
 #[derive(Debug)]
 pub struct HoldsShard(());
 
 impl HoldsShard {
-    /// To be made before the lock is taken: user code that runs under one and wants it again is to
-    /// be told, and not to hang.
+    /// Call it before taking the lock: user code that runs under one and wants it again then panics
+    /// instead of hanging.
     ///
     /// # Panics
     /// In debug builds, when the thread holds a shard already.
@@ -49,16 +97,37 @@ impl HoldsShard {
     }
 }
 
+impl HoldsShard {
+    /// The lock was released. Lines logged under it are logged when the returned value is dropped.
+    #[inline]
+    pub(crate) fn end(self) -> KeptLog {
+        std::mem::forget(self);
+        KeptLog(HOLDS.replace(Holds::No) == Holds::WithLog)
+    }
+}
+
 impl Drop for HoldsShard {
     #[inline]
     fn drop(&mut self) {
-        if HOLDS.replace(Holds::No) == Holds::WithLog {
+        drop(KeptLog(HOLDS.replace(Holds::No) == Holds::WithLog));
+    }
+}
+
+/// Lines that were logged under the lock of a shard, if any: logged when this is dropped.
+#[must_use = "dropped last"]
+#[derive(Debug)]
+pub(crate) struct KeptLog(bool);
+
+impl Drop for KeptLog {
+    #[inline]
+    fn drop(&mut self) {
+        if self.0 {
             log_all();
         }
     }
 }
 
-/// Logs what was kept. A subscriber that panics costs nobody else anything.
+/// Logs the kept lines. A subscriber that panics does not affect the others.
 #[cold]
 fn log_all() {
     for log in LOG.try_with(RefCell::take).unwrap_or_default() {
@@ -68,31 +137,32 @@ fn log_all() {
     }
 }
 
-/// Logs: subscribers of `tracing` are the user's, so where this thread holds a shard, as soon as it has
-/// let go. For what is rare: under a lock it allocates.
+/// Logs. Subscribers of `tracing` are user code, so a thread that holds a shard logs after it has
+/// released the shard. For rare lines: under a lock this allocates.
 #[cold]
 pub fn logged(log: impl FnOnce() + 'static) {
     if HOLDS.get() == Holds::No {
+        assert_may_run("a log line is written");
         return log();
     }
     HOLDS.set(Holds::WithLog);
-    // A thread that ends keeps nothing any more.
+    // A thread that is ending drops the line.
     let _ = LOG.try_with(|kept| kept.borrow_mut().push(Box::new(log)));
 }
 
-/// To be called where user code is about to run: panics in debug builds, when this thread holds a
-/// shard.
+/// Call it where user code is about to run: panics in debug builds, when this thread holds a lock.
 #[inline]
 #[track_caller]
-pub(crate) fn assert_may_run(what: &str) {
+pub fn assert_may_run(what: &str) {
     debug_assert!(
-        std::thread::panicking() || HOLDS.get() == Holds::No,
-        "{what} under the lock of a shard: it must leave the lock first"
+        std::thread::panicking() || !holds_lock(),
+        "{what} under a lock: it must leave the lock first"
     );
 }
 
-/// Runs user code. A panic of it is logged and ends here: whatever runs behind it has other owners.
+/// Runs user code. A panic is logged and ends here: the code that follows belongs to other users.
 pub fn caught<T>(run: impl FnOnce() -> T) -> Option<T> {
+    assert_may_run("user code runs");
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(value) => Some(value),
         Err(panic) => {
@@ -110,17 +180,16 @@ fn on_panic(panic: Box<dyn Any + Send>) {
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("(not a text)");
     tracing::error!(panic = text, "user code has panicked");
-    // What was thrown may itself panic when dropped; it is of no further use.
+    // The panic payload may itself panic when dropped; nobody needs it any more.
     if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
         std::mem::forget(second);
     }
 }
 
-/// What keeps memory of the user's alive, and is dropped when nobody needs the bytes any more. Cloning
-/// shares it.
+/// Keeps user memory alive until nobody needs the bytes any more. Clones share it.
 ///
-/// Its destructor is the user's: it runs outside of every lock of a shard, and a panic of it is
-/// logged and ends there, so that several may panic one after the other.
+/// Its destructor is user code: it runs outside every lock of a shard, and a panic of it is logged
+/// and ends there, so that several may panic one after the other.
 #[derive(Clone)]
 pub(crate) struct UserOwner(Option<Arc<dyn Any + Send + Sync>>);
 
@@ -133,8 +202,12 @@ impl UserOwner {
 impl Drop for UserOwner {
     fn drop(&mut self) {
         let Some(owner) = self.0.take() else { return };
-        if Arc::strong_count(&owner) == 1 {
-            assert_may_run("the owner of a message's memory was dropped");
+        if Arc::strong_count(&owner) > 1 {
+            // Another owner drops it, unless that happens right now.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(owner))) {
+                on_panic(panic);
+            }
+            return;
         }
         caught(|| drop(owner));
     }
@@ -151,11 +224,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_logged_under_the_lock_is_said_when_it_is_released() {
+    fn lines_logged_under_the_lock_follow_its_release() {
         thread_local!(static SAID: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) });
         let say = |number| {
             logged(move || {
-                // The subscriber takes the lock as well.
+                // The subscriber takes the lock too.
                 drop(HoldsShard::begin());
                 SAID.with_borrow_mut(|said| said.push(number));
             });

@@ -1,4 +1,4 @@
-//! What the types do not let through: one file for each mistake, in `compile_fail/`, named after it.
+//! Mistakes that the types reject: one file for each, in `compile_fail/`, named after it.
 
 #[test]
 fn memory_under_dma_cannot_be_touched() {

@@ -1,4 +1,4 @@
-//! The fault wrapper: each fault does what it says, and none happens that was not asked for.
+//! The fault wrapper: each fault does what its documentation says, and only requested faults occur.
 
 #![allow(missing_docs, unsafe_code, dead_code, reason = "tests; parts of a shared fixture")]
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
@@ -34,7 +34,7 @@ impl Fixture for Faulty {
     }
 }
 
-/// Polls of the server until each of some messages is delivered.
+/// The server's polls until each of several messages is delivered.
 fn polls_until_delivered(plan: FaultPlan) -> Vec<u32> {
     let mut pair = Pair::new(&Faulty(plan));
     (0..30)
@@ -88,7 +88,7 @@ fn receive_buffers_are_poisoned_only_if_asked() {
     }
 }
 
-/// How many of 20 messages show bytes that were put in place after the post.
+/// How many of 20 messages show bytes that were written after the post.
 fn late_reads(plan: FaultPlan) -> usize {
     let mut pair = Pair::with(&Faulty(plan), Options { sends: 4, ..Options::default() });
     let shared = region(&pair.client.pd, 64, Access::LOCAL, 0);
@@ -97,7 +97,7 @@ fn late_reads(plan: FaultPlan) -> usize {
             // SAFETY: no WR names the region now.
             unsafe { shared.copy_in(0, &[*round; 64]) };
             pair.client.post(&mut [send(1, true, whole(&shared))]).unwrap();
-            // SAFETY: raw bytes; that a WR names them is the point.
+            // SAFETY: raw bytes; a WR names them on purpose.
             unsafe { shared.copy_in(0, &[0xaa; 64]) };
             let received = pair.next_recv(Server);
             let late = payload(&received) == [0xaa; 64];
@@ -142,7 +142,7 @@ fn queue_pairs_die_and_everything_is_flushed() {
 }
 
 #[test]
-fn a_lost_peer_is_reported_and_sends_to_it_fail() {
+fn lost_peer_is_reported_and_sends_fail() {
     let mut pair = Pair::new(&Faulty(FaultPlan::new(1).lose_peer(1)));
     let mut list = [send(1, true, Source::Inline(b"x")), send(2, true, Source::Inline(b"y"))];
     pair.client.post(&mut list).unwrap();
@@ -155,7 +155,7 @@ fn a_lost_peer_is_reported_and_sends_to_it_fail() {
 }
 
 #[test]
-fn order_holds_on_a_bad_day_whatever_the_seed() {
+fn order_holds_under_faults_for_every_seed() {
     for seed in 0..15 {
         let _watchdog = Watchdog::start("order on a bad day");
         let plan = FaultPlan::new(seed)
@@ -191,7 +191,7 @@ fn queues_keep_their_order_unless_they_are_interleaved() {
 }
 
 #[test]
-fn a_profile_grants_what_its_kind_of_nic_grants_and_no_more() {
+fn profile_grants_what_its_nic_grants() {
     for profile in fault::PROFILES.iter().filter(|profile| profile.has_rc) {
         let pair = Pair::with(
             &Faulty(FaultPlan::new(0).profile(profile)),

@@ -1,5 +1,6 @@
-//! Connections of the software device leave nothing behind: file descriptors and mappings are the
-//! same after thousands of them. Alone in its binary, as it counts what the process holds.
+//! Connections of the software device leave nothing behind: the number of file descriptors and
+//! mappings is unchanged after thousands of them. A test binary of its own, since it counts what
+//! the process holds.
 
 #![allow(missing_docs, unsafe_code, dead_code, reason = "tests; parts of a shared fixture")]
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
@@ -9,7 +10,7 @@ mod fixture;
 
 use std::sync::Arc;
 
-use rpc_transport::connect::address::HostPort;
+use rpc_transport::address::HostPort;
 use rpc_transport::device::soft;
 use rpc_transport::device::{Connector, Listener, Source};
 use rpc_transport::memory::region::Access;
@@ -76,7 +77,7 @@ fn cycle(ends: (End, End), how: usize) {
     }
 }
 
-/// A fixture whose listener is there already.
+/// A fixture whose listener exists already.
 struct Reaching(Arc<dyn Connector>);
 
 impl Fixture for Reaching {

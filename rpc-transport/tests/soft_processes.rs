@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rpc_transport::connect::address::Address;
-use rpc_transport::connect::error::{ConnectError, ListenError};
+use rpc_transport::address::Address;
+use rpc_transport::device::connection_error::{ConnectError, ListenError};
 use rpc_transport::device::soft;
 use rpc_transport::device::{Connector, Listener, PeerIdentity, RemoteSlice, Source, Status};
 use rpc_transport::memory::region::Access;
@@ -46,7 +46,7 @@ impl Drop for Scratch {
     }
 }
 
-/// What a server that was killed leaves: a socket file that nobody listens at.
+/// The leftover of a killed server: a socket file without a listener.
 fn leave_behind(path: &Path) {
     let flags = SocketFlags::CLOEXEC;
     let socket =
@@ -72,7 +72,7 @@ async fn connect_to(address: &Address) -> Result<End, ConnectError> {
 }
 
 #[test]
-fn a_leftover_of_a_killed_server_is_replaced_and_a_live_one_is_not() {
+fn only_a_dead_servers_leftovers_are_replaced() {
     runtime().block_on(async {
         let scratch = Scratch::new();
         let (path, address) = scratch.socket();
@@ -96,7 +96,7 @@ fn a_leftover_of_a_killed_server_is_replaced_and_a_live_one_is_not() {
 }
 
 #[test]
-fn a_name_is_free_again_when_its_listener_is_gone() {
+fn name_is_free_after_its_listener_ends() {
     runtime().block_on(async {
         let address: Address = format!("shm://names-{}", std::process::id()).parse().unwrap();
         let listener = soft::listen_shm(&address).unwrap();
@@ -125,7 +125,7 @@ fn what_is_no_socket_is_left_alone() {
 }
 
 #[test]
-fn a_listener_whose_file_was_replaced_does_not_remove_the_new_one() {
+fn replaced_listener_does_not_remove_the_new_file() {
     runtime().block_on(async {
         let scratch = Scratch::new();
         let (path, address) = scratch.socket();
@@ -137,7 +137,7 @@ fn a_listener_whose_file_was_replaced_does_not_remove_the_new_one() {
     });
 }
 
-/// Several servers start at once at a leftover: one gets it, the others are told.
+/// Several servers start at once at a leftover: one gets it, the others get an error.
 #[test]
 fn one_of_several_starting_servers_wins() {
     let _watchdog = Watchdog::start("starting servers");
@@ -208,8 +208,8 @@ fn wait(end: &mut End, what: &str, until: impl Fn(&End) -> bool) {
     }
 }
 
-/// Not a test by itself: the other process of those below. Echoes every message; a message of 12
-/// bytes names a region of the peer's, which is first written and read.
+/// Not a test: the other process of the tests below. Echoes every message; a message of 12 bytes
+/// names a region in the peer's memory, which is first written and read.
 #[test]
 fn peer_process() {
     let Ok(address) = std::env::var(PEER_OF) else { return };
@@ -251,7 +251,7 @@ fn touch(end: &mut End, region: [u8; 12]) {
     assert!(end.got.iter().all(|completion| completion.status == Status::Success));
     let done = end.got.iter().find(|completion| completion.wr_id == 2).unwrap();
     assert!(brought(done, 100_000) == pattern(1, 100_000));
-    // A message may have come meanwhile.
+    // A message may have arrived in the meantime.
     end.got.retain(|completion| completion.byte_len > 0);
 }
 
@@ -274,7 +274,7 @@ fn serve(scratch: &Scratch) -> (End, Peer) {
 }
 
 #[test]
-fn two_processes_exchange_messages_and_touch_each_others_memory() {
+fn two_processes_exchange_messages_and_access_memory() {
     let _watchdog = Watchdog::start("two processes");
     let scratch = Scratch::new();
     let (mut end, mut peer) = serve(&scratch);
@@ -310,7 +310,7 @@ fn two_processes_exchange_messages_and_touch_each_others_memory() {
 }
 
 #[test]
-fn the_death_of_a_process_is_seen_at_once() {
+fn death_of_a_process_is_seen_at_once() {
     let _watchdog = Watchdog::start("death of a process");
     for is_asleep in [false, true] {
         let scratch = Scratch::new();
@@ -319,7 +319,7 @@ fn the_death_of_a_process_is_seen_at_once() {
             end.cq.arm().unwrap();
             assert!(!end.pump());
         }
-        // What it has not accepted fails; what it sent before stays.
+        // Unaccepted messages fail; delivered ones stay.
         peer.kill();
         end.send(7, b"anybody?");
         wait(&mut end, "the disconnect", End::is_disconnected);
@@ -331,7 +331,7 @@ fn the_death_of_a_process_is_seen_at_once() {
 
 /// A server killed by force leaves nothing that keeps the next one from starting.
 #[test]
-fn a_server_killed_by_force_is_followed_by_another() {
+fn killed_server_can_be_restarted() {
     let _watchdog = Watchdog::start("a killed server");
     let scratch = Scratch::new();
     let (path, address) = scratch.socket();
@@ -354,7 +354,7 @@ fn a_server_killed_by_force_is_followed_by_another() {
     }
 }
 
-/// Not a test by itself: a server that accepts one connection, and waits to be killed.
+/// Not a test: a server that accepts one connection, and waits to be killed.
 #[test]
 fn server_process() {
     let Ok(address) = std::env::var(PEER_OF) else { return };
@@ -366,12 +366,12 @@ fn server_process() {
     });
 }
 
-/// Tells a child process that it is to run out of file descriptors, and where.
+/// Makes a child process run out of file descriptors, at this point.
 const STARVED: &str = "RPC_SOFT_STARVED";
 
-/// However few file descriptors are left, the error says so, and what to do.
+/// However few file descriptors are left, the error names the cause and the remedy.
 #[test]
-fn without_file_descriptors_the_error_says_which_limit_to_raise() {
+fn descriptor_exhaustion_names_the_limit_to_raise() {
     let _watchdog = Watchdog::start("a starved process");
     let address: Address = format!("shm://starved-{}", std::process::id()).parse().unwrap();
     runtime().block_on(async {
@@ -388,7 +388,7 @@ fn without_file_descriptors_the_error_says_which_limit_to_raise() {
     });
 }
 
-/// Not a test by itself: a client that is given one file descriptor more at a time until it connects.
+/// Not a test: a client that gets one file descriptor more at a time until it connects.
 #[test]
 fn starved_process() {
     let Ok(address) = std::env::var(STARVED) else { return };
@@ -428,9 +428,9 @@ fn starved_process() {
     assert!(errors >= 3, "a socket, a segment and the peer's segment: {errors}");
 }
 
-/// Who may read a shared directory may lock it, for ever.
+/// Anyone who may read a shared directory may lock it, for ever.
 #[test]
-fn a_lock_on_the_directory_keeps_nobody_from_listening() {
+fn directory_lock_keeps_nobody_from_listening() {
     runtime().block_on(async {
         let scratch = Scratch::new();
         let (path, address) = scratch.socket();
@@ -445,10 +445,10 @@ fn a_lock_on_the_directory_keeps_nobody_from_listening() {
     });
 }
 
-/// A lock file that others could hold is named; one of a killed server is taken over; one that is
-/// held means that the address is in use. None of it waits.
+/// A lock file that others could hold is named; one of a killed server is taken over; a held one
+/// means that the address is in use. None of these waits.
 #[test]
-fn a_lock_file_is_trusted_only_if_nobody_else_can_hold_it() {
+fn only_an_exclusive_lock_file_is_trusted() {
     use std::os::unix::fs::PermissionsExt;
     runtime().block_on(async {
         let scratch = Scratch::new();

@@ -1,6 +1,7 @@
-//! What takes two machines: a peer whose machine is switched off says nothing, and is found all the
-//! same by whoever sends. Connects to an `rping -s` at `VERBS_PEER` (address:port), writes to it once,
-//! then runs the command `VERBS_CONNECTED`, after which that machine must die. Fails without them.
+//! A test that takes two machines: a peer whose machine is switched off is silent, and the sender
+//! still detects its loss. Connects to an `rping -s` at `VERBS_PEER` (address:port), writes to it
+//! once, then runs the command `VERBS_CONNECTED`, after which that machine must die. Fails without
+//! them.
 
 #![allow(missing_docs, unsafe_code, reason = "tests")]
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
@@ -25,7 +26,7 @@ fn a_peer_whose_machine_is_off_is_found() {
     let connected = std::env::var("VERBS_CONNECTED").expect("VERBS_CONNECTED=command");
     let address = format!("rdma://{peer}").parse().unwrap();
     let mut client = runtime().block_on(connect(&Verbs, &address, &Options::default()));
-    // A WRITE of no bytes takes no RECV and touches no memory, but wants an acknowledgement.
+    // A WRITE without bytes takes no RECV and touches no memory, but requires an acknowledgement.
     let nowhere = RemoteSlice { address: 0, rkey: 0 };
     for wr_id in 0.. {
         client.post(&mut [write(wr_id, nowhere, Source::Empty)]).unwrap();

@@ -1,6 +1,6 @@
-//! Pulls a Soft-RoCE device out from under live connections. Needs the right to do so and the tool
-//! `rdma` (iproute2); fails where the device is of another kind. A program of its own, since every
-//! other test of the machine would lose its device, and since the kernel lets a Soft-RoCE device go
+//! Removes a Soft-RoCE device while connections are live. Needs the privilege to do so and the tool
+//! `rdma` (iproute2); fails if the device is of another kind. A program of its own, since every
+//! other test on the machine would lose its device, and since the kernel removes a Soft-RoCE device
 //! only when the processes that have it open have ended.
 
 #![allow(missing_docs, unsafe_code, reason = "tests")]
@@ -30,7 +30,7 @@ fn a_removed_device_ends_its_connections_and_listeners() {
     let mut pair = Pair::new(&Verbs);
     let mut bound = listen_at(&local_ip().to_string(), 0, SetupOptions::default());
 
-    // In the background: it goes on when this process has ended, and puts the device back.
+    // In the background: it continues when this process has ended, and restores the device.
     let remove = format!("rdma link del {name}; rdma link add {name} type rxe netdev {network}");
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("({remove}) &")]);

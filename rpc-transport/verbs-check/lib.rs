@@ -1,5 +1,5 @@
-//! Nothing at run time. The build script of this package checks for the system libraries that
-//! feature `verbs` needs.
+//! Empty at run time. With the feature `check`, the build script of this package checks for the
+//! system libraries that feature `verbs` of rpc-over-rdma-transport needs.
 //!
-//! A package of its own, and a build dependency of `rpc-transport`, because cargo runs what most
-//! depends on first: so the check speaks before the build script of rdma-sys panics.
+//! It is a package of its own because cargo runs the build scripts of dependencies first: the check
+//! reports what is missing before the build script of rdma-sys panics.

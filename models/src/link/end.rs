@@ -1,6 +1,7 @@
 //! One end of the world: a link, its application, and the rules of the QP below it.
 //!
-//! Owns what a QP checks and a correct sender must never do: overrun a queue, exceed a buffer.
+//! Owns the checks of a QP for what a correct sender must never do: overrun a queue, exceed a
+//! buffer.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ use super::oracle::Oracle;
 use test_kit::Rng;
 
 pub(crate) struct Packet {
-    /// What is written before the frame arrives.
+    /// Bytes written before the frame arrives.
     pub(crate) writes: Vec<(RemoteSlice, Vec<u8>)>,
     pub(crate) imm: Option<u32>,
     pub(crate) bytes: Vec<u8>,
@@ -46,7 +47,7 @@ pub(crate) struct End {
     pub(crate) completed: VecDeque<u64>,
     /// Tokens of WRs that hold an SQ slot, `None` for unsignaled ones.
     pub(crate) sq: VecDeque<Option<u64>>,
-    /// Of all data frames ever sent, whether each was a segment.
+    /// For all data frames ever sent, whether each was a segment.
     pub(crate) data_frames: Vec<bool>,
     /// What this end sent.
     pub(crate) oracle: Oracle,
@@ -55,7 +56,7 @@ pub(crate) struct End {
     pub(crate) regions: Vec<MemoryRegion>,
     /// Tails that the application holds, by the tag of their message.
     pub(crate) held: Vec<(u64, Payload)>,
-    /// Tails that arrive while they are read, and how far.
+    /// Tails that arrive while they are read, and the read position.
     pub(crate) streams: Vec<Stream>,
     /// Memory that was offered for replies.
     pub(crate) offered: Vec<MemoryRegion>,
@@ -85,7 +86,6 @@ pub(crate) fn config(rng: &mut Rng) -> LinkConfig {
         .arena_threshold_bytes(rng.pick(&[0, 2000, 9000]))
         .arena_segment_bytes(rng.pick(&[4096, 5000, 1 << 16]))
         .data_credits(rng.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 16, 33, 64]))
-        .first_data_credits(rng.pick(&[1, 2, 3, 8, 8, 8]))
         .ack_credits(rng.pick(&[2, 2, 3, 4, 9]))
         .receive_buffer_bytes(buffer)
         .max_message_bytes(rng.pick(&[u64::from(buffer), 10_000, 1 << 20]))
@@ -93,7 +93,7 @@ pub(crate) fn config(rng: &mut Rng) -> LinkConfig {
         .send_queue_slots(rng.pick(&[1, 2, 3, 4, 5, 8, 16, 64]))
         .bulk_queue_bytes(rng.pick(&[1, 1000, 1 << 20]))
         .keep_alive(Some(Duration::from_secs(1)))
-        // The wires may stand still for any time: nobody is dead.
+        // The wires may stand still for any time without a death.
         .keep_alive_timeout(Duration::from_secs(1 << 40))
 }
 
@@ -129,7 +129,7 @@ impl End {
         }
     }
 
-    /// Posts a frame, as a QP would take it. Gives its kind; `None` for WRITEs alone.
+    /// Posts a frame, as a QP would take it. Returns its kind; `None` for WRITEs alone.
     pub(crate) fn post(
         wire: &mut VecDeque<Packet>,
         sq: &mut VecDeque<Option<u64>>,
@@ -165,12 +165,13 @@ impl End {
         !self.received.is_empty()
     }
 
-    /// What this end offers now.
+    /// This end's current offer.
     pub(crate) fn window(&self) -> Window {
         Window { data: self.link.metrics().counters.local_window, ..self.own.window }
     }
 
-    /// Posts the RECVs that the peer asks for, or has no memory for them; whether the window grew.
+    /// Posts the RECVs that the peer asks for, or has no memory for them; returns whether the
+    /// window grew.
     pub(crate) fn grow_window(&mut self, has_memory: bool) -> bool {
         let Some(more) = self.link.wanted_growth() else { return false };
         if !has_memory {
@@ -201,7 +202,7 @@ impl End {
 
     pub(crate) fn on_posted(&mut self, head: Option<(u8, u8)>) {
         let budget = self.config.send_queue_budget();
-        // One slot more is the beacon's.
+        // One more slot belongs to the beacon.
         assert!(self.sq.len() < budget.sq_len() as usize, "SQ overrun");
         let Some((kind, flag)) = head else { return };
         let len = self.wire.back().map_or(0, |packet| packet.bytes.len());
@@ -210,7 +211,8 @@ impl End {
         assert!((1..=max).contains(&len), "frame of {len} bytes");
         if kind != Kind::Ack as u8 && kind != Kind::Close as u8 {
             self.data_frames.push(flag & flags::SEGMENT != 0);
-            // Credits come back oldest first, so those out are the newest frames'.
+            // Credits come back oldest first, so the outstanding ones are those of the newest
+            // frames.
             let counters = self.link.metrics().counters;
             let window = Window { data: counters.remote_window, ..self.remote.window };
             let out = usize::from(window.data - counters.data_credits);
@@ -220,7 +222,7 @@ impl End {
         }
     }
 
-    /// What must hold after a full pump.
+    /// The conditions after a full pump.
     pub(crate) fn check_pumped(&self) {
         let metrics = self.link.metrics();
         let counters = metrics.counters;
@@ -232,8 +234,7 @@ impl End {
             assert_eq!(waiting, 0, "messages wait with {counters:?}");
         }
         let window = self.window();
-        let due = counters.owed.data >= window.data_threshold()
-            || counters.owed.ack >= window.ack_threshold();
+        let due = counters.owed.reaches(window.data_threshold(), window.ack_threshold());
         assert!(!due || counters.ack_credits == 0 || counters.ack_slots == 0, "I4: {counters:?}");
     }
 }
@@ -250,7 +251,7 @@ pub(crate) fn arrive(from: &mut End, to: &mut End) {
     assert!(to.recvs > 0 || !has_frame, "a frame found no posted RECV");
     to.recvs -= u32::from(has_frame);
     for (place, bytes) in &packet.writes {
-        // The newest: an rkey may come again once its region is gone.
+        // The newest: an rkey may be reused once its region is gone.
         let mut regions = to.regions.iter().rev().chain(to.offered.iter().rev());
         let region = regions.find(|region| region.rkey() == place.rkey);
         let region = region.expect("an rkey that was advertised");

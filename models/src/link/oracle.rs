@@ -1,4 +1,5 @@
-//! The oracle: what was submitted at one end, and what must and must not arrive at the other.
+//! The oracle: the messages submitted at one end, and those that must and must not arrive at the
+//! other.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -78,18 +79,18 @@ impl Oracle {
 
     /// Whether the tail of a message arrived unchanged.
     pub(crate) fn check_tail(&self, tag: u64, tail: &Payload) {
-        let bytes = tail.to_vec();
+        let bytes = tail.to_vec().expect("the tail can be read");
         let expected = self.sent.get(&tag).map(|sent| tail_content(tag, 0, sent.tail));
         assert!(Some(bytes) == expected, "the tail of message {tag} changed: {tail:?}");
     }
 
     /// Whether a part of a tail arrived unchanged.
     pub(crate) fn check_part(tag: u64, at: u64, part: &Payload) {
-        let bytes = part.to_vec();
+        let bytes = part.to_vec().expect("the part can be read");
         assert!(bytes == tail_content(tag, at, bytes.len()), "the tail of {tag} changed at {at}");
     }
 
-    /// A stream ends early only if its sender gave it up.
+    /// Checks that a stream ended early only because its sender gave it up.
     pub(crate) fn check_begun(&self, tag: u64) {
         assert_eq!(self.sent.get(&tag).map(|sent| sent.fate), Some(Fate::Begun), "message {tag}");
     }
@@ -103,7 +104,7 @@ impl Oracle {
         }
     }
 
-    /// What is given up was delivered, or will be, with its first segment.
+    /// A message that was given up was delivered, or will be, with its first segment.
     pub(crate) fn on_begun(&mut self, tag: u64) {
         let sent = self.sent.get_mut(&tag).expect("only what was submitted is revoked");
         assert!(matches!(sent.fate, Fate::Pending | Fate::Delivered), "message {tag} revoked");

@@ -1,4 +1,4 @@
-//! What a run has met, so that one which misses a case is noticed.
+//! Events of a run, so that a run which misses a case is noticed.
 
 /// How often the interesting cases occurred.
 #[derive(Default, Clone, Copy)]
@@ -18,11 +18,10 @@ pub struct Seen {
     pub streams_dropped: u64,
     pub held_back: u64,
     pub grown_windows: u64,
-    pub fallen_windows: u64,
 }
 
 impl Seen {
-    pub fn all(&mut self) -> [(&'static str, &mut u64); 16] {
+    pub fn all(&mut self) -> [(&'static str, &mut u64); 15] {
         [
             ("aborts", &mut self.aborts),
             ("pings", &mut self.pings),
@@ -39,7 +38,6 @@ impl Seen {
             ("streams dropped by their readers", &mut self.streams_dropped),
             ("news of how far a stream was read", &mut self.held_back),
             ("windows that grew", &mut self.grown_windows),
-            ("windows that fell", &mut self.fallen_windows),
         ]
     }
 

@@ -1,4 +1,4 @@
-//! What the callee's handlers do: begin, are told to stop, and end.
+//! The actions of the callee's handlers: they begin, are stopped, and end.
 
 use rpc_core::session::{Answer, Deadline, Incoming};
 use rpc_transport::message::outgoing::OutBuf;
@@ -61,7 +61,7 @@ impl World<'_> {
         }
     }
 
-    /// A handler's own calls go with it.
+    /// A handler's own calls end with it.
     fn drop_nested(&mut self, nested: Vec<Number>) {
         for number in nested {
             self.drop_call(number);
@@ -69,7 +69,7 @@ impl World<'_> {
     }
 
     pub(super) fn stop(&mut self, end: usize, number: Number) {
-        // It may have ended by itself since the session said so.
+        // It may have ended on its own since the session reported it.
         if let Some(handler) = self.handlers.iter_mut().find(|handler| handler.number == number) {
             assert_eq!(handler.end, end);
             handler.stopped = true;
@@ -97,7 +97,7 @@ impl World<'_> {
         }
     }
 
-    /// A handler ends by itself, or does at last what it was told.
+    /// A handler ends on its own, or finally obeys its stop.
     pub(super) fn finish_handler(&mut self, at: usize) {
         let Handler { number, end, id, stopped, waits_for, .. } = self.handlers.swap_remove(at);
         self.drop_nested(waits_for);
@@ -133,7 +133,7 @@ impl World<'_> {
                 self.ends[end].handler_ended(id);
             }
         }
-        // Saying so once more changes nothing.
+        // A repeated report changes nothing.
         self.ends[end].handler_ended(id);
         self.settle(end);
     }

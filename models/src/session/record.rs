@@ -1,4 +1,4 @@
-//! What the oracle knows of a call.
+//! The oracle's knowledge of a call.
 
 use std::time::Instant;
 
@@ -22,7 +22,7 @@ pub(super) enum Life {
     Ended,
 }
 
-/// What the oracle knows of a call.
+/// The oracle's knowledge of a call.
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) caller: usize,
@@ -34,12 +34,12 @@ pub(super) struct Record {
     pub(super) never_sent: bool,
     /// Times that it reached a handler.
     pub(super) runs: u32,
-    /// Times that its handler was told to stop.
+    /// Number of times that its handler was stopped.
     pub(super) stops: u32,
-    /// What its handler said while the callee's session took it.
+    /// Its handler's reply, while the callee's session accepted it.
     pub(super) replied: Option<Replied>,
     pub(super) ended_without_reply: bool,
-    /// The call whose handler has made it, to the handler's own caller.
+    /// The call whose handler made it, to the handler's own caller.
     pub(super) maker: Option<Number>,
 }
 

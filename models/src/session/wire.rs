@@ -1,8 +1,8 @@
-//! One direction between two sessions: a link in few words.
+//! One direction between two sessions: a simplified link.
 //!
-//! Owns what waits in the link, by lane, and what is on its way. Messages above [`BULK_BYTES`] leave
-//! in two steps; those above [`STREAM_BYTES`] have arrived with the first of them, as a tail that is
-//! longer than the receiver puts together does.
+//! Owns the messages that wait in the link, by lane, and those in flight. Messages above
+//! [`BULK_BYTES`] leave in two steps; those above [`STREAM_BYTES`] have arrived with the first of
+//! them, like a tail that exceeds the receiver's reassembly limit.
 
 use std::collections::VecDeque;
 
@@ -49,7 +49,7 @@ impl Wire {
         lane.push_back(Queued { tag: transmit.tag, bytes, sent: Sent::Nothing });
     }
 
-    /// Takes a message back; says which.
+    /// Takes a message back; returns which.
     pub(crate) fn revoke(&mut self, tag: u64) -> (Revoked, Option<Frame>) {
         for lane in [&mut self.small, &mut self.bulk] {
             if let Some(at) = lane.iter().position(|queued| queued.tag == tag) {
@@ -91,6 +91,12 @@ impl Wire {
             return true;
         }
         false
+    }
+
+    /// Bytes of the messages that wait to be sent.
+    pub(crate) fn waiting_bytes(&self) -> u64 {
+        let lanes = [&self.urgent, &self.small, &self.bulk];
+        lanes.into_iter().flatten().map(|queued| queued.bytes.len() as u64).sum()
     }
 
     /// The next message arrives.

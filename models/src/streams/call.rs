@@ -1,4 +1,4 @@
-//! What is known of one call: what its tasks still do, and what must be read.
+//! The state of one call: the remaining work of its tasks, and the expected items.
 
 use std::collections::VecDeque;
 
@@ -26,17 +26,17 @@ pub(super) fn body(bytes: &[u8]) -> OutBuf {
     body
 }
 
-/// One stream: what its writer still has, and what its reader must get.
+/// One stream: the remaining items of its writer, and the expected items of its reader.
 #[derive(Debug, Default)]
 pub(super) struct Flow {
     /// Items that are still to be written.
     pub(super) left: u32,
-    /// Length and content of what was written and not read.
+    /// Length and content of written and unread items.
     expected: VecDeque<(usize, u8)>,
     count: u8,
     pub(super) is_finished: bool,
     pub(super) ended: bool,
-    /// What its reader has said.
+    /// Its reader's stop code.
     pub(super) stopped: Option<u8>,
 }
 
@@ -80,7 +80,7 @@ impl Flow {
             }
             StreamEnd::Reset(code) => assert!(self.ended && made == UpEnd::Reset(code)),
             StreamEnd::ConnectionLost => assert!(cut),
-            // Its handler is told to stop as well.
+            // Its handler is stopped as well.
             StreamEnd::Gone => _ = has_deadline,
             StreamEnd::NotOpen => assert!(self.stopped.is_some() || self.expected.is_empty()),
             other => panic!("arguments end with {other:?}"),
@@ -147,15 +147,15 @@ pub(super) struct Call {
     pub(super) fed_by: Option<Number>,
     /// The call whose arguments are this one's results.
     pub(super) feeds: Option<Number>,
-    /// Items that have been read of `fed_by` and are still to be written: one at most, once the
+    /// Items that have been read from `fed_by` and are still to be written: at most one, once the
     /// handler runs.
     pub(super) in_hand: u32,
-    /// The caller has its outcome, or has given the call up.
+    /// The caller has its outcome, or has given up the call.
     pub(super) done: bool,
     pub(super) cancelled: bool,
     pub(super) handled: bool,
     pub(super) handler: Option<Handler>,
-    /// How the handler has ended; `None` also while the session did not take it.
+    /// How the handler has ended; `None` also if the session did not accept it.
     pub(super) said: Option<u64>,
 }
 
@@ -200,7 +200,7 @@ impl Call {
             || (!self.handled && !self.done)
     }
 
-    /// An outcome that the caller may get, after all items that belong in front of it.
+    /// An outcome that the caller may get, after all items that belong before it.
     pub(super) fn check_outcome(
         &self,
         outcome: &Outcome,
@@ -233,7 +233,7 @@ impl Call {
                         assert_eq!(reset, self.streams.results);
                         tally.resets += 1;
                     }
-                    // The callee's clock was first, also while its answer waited.
+                    // The callee's clock was first, even while its answer waited.
                     (ReplyKind::Status { code: code::DEADLINE_EXCEEDED, .. }, _, _) => {
                         assert!(self.has_deadline);
                     }

@@ -1,11 +1,11 @@
 //! Streams that feed other calls: the results of one are the arguments of the next, one item at a
-//! time, so that a reader at the end of a chain holds up every writer before it.
+//! time, so that a reader at the end of a chain blocks every writer before it.
 
 use super::World;
 use super::call::{Call, Number};
 
 impl World<'_> {
-    /// Has a new call fed by another one of the same end, now and then.
+    /// Now and then makes another call of the same end feed a new call.
     pub(super) fn feed(&mut self, number: Number) {
         let call = &self.calls[&number];
         if !call.streams.arguments || !self.rng.chance(40) {
@@ -23,7 +23,8 @@ impl World<'_> {
         self.calls.get_mut(&number).expect("it is here").fed_by = Some(source);
     }
 
-    /// Whether the writer has something to write, or its end. What it is fed by ends it, too.
+    /// Whether the writer has an item to write, or its end. The end of the call that feeds it ends
+    /// it too.
     pub(super) fn has_input(&mut self, number: Number) -> bool {
         let call = &self.calls[&number];
         if call.written || call.up.left == 0 || call.in_hand > 0 {
@@ -38,7 +39,7 @@ impl World<'_> {
         true
     }
 
-    /// Whether the reader may read: what it read before has been written on. Not while the next call
+    /// Whether the reader may read: the previous item has been written on. Not while the next call
     /// waits for a slot, which this one may hold.
     pub(super) fn may_read_on(&self, number: Number) -> bool {
         let Some(call) = self.calls.get(&number).filter(|call| !call.done) else { return false };
@@ -55,7 +56,7 @@ impl World<'_> {
         }
     }
 
-    /// Whether a call, one before it or one behind it sleeps on purpose or waits for a slot.
+    /// Whether a call, one before it or one after it sleeps on purpose or waits for a slot.
     pub(super) fn is_chain_held(&self, number: Number) -> bool {
         let along = |step: fn(&Call) -> Option<Number>| {
             std::iter::successors(self.calls.get(&number), move |call| self.calls.get(&step(call)?))

@@ -110,7 +110,7 @@ impl World<'_> {
         true
     }
 
-    /// Reads what a handler that is to stop could still read.
+    /// Reads the remaining items of a handler that is to stop.
     fn read_out(&mut self, number: Number) {
         let call = self.calls.get_mut(&number).expect("it is here");
         let Some(handler) = &call.handler else { return };
@@ -137,7 +137,7 @@ impl World<'_> {
             }
         };
         call.said = said.is_ok().then_some(choice);
-        // Saying so again changes nothing.
+        // A repeated report changes nothing.
         session.handler_ended(handler.id);
         assert!(session.reply(handler.id, Answer::Ok(body(&[]))).is_err());
     }

@@ -1,6 +1,6 @@
-//! One session with streams, and a peer that says what it likes: well-formed frames about calls that
-//! are, were and never will be. Whatever it says is taken or names a broken rule, what it makes this
-//! end keep stays within what it was granted, and nothing is left behind the end.
+//! One session with streams, and a peer that sends arbitrary, well-formed frames about calls that
+//! are, were and never will be. Each frame is accepted or names a broken rule, the memory that the
+//! peer can occupy stays within its grants, and nothing is left after the end.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use rpc_core::session::{
 use rpc_core::wire::{
     self, Frame, Hello, ItemHead, RequestHead, ResponseHead, StreamWindow, WireId,
 };
-use rpc_transport::connect::error::CloseCause;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 use test_kit::Rng;
@@ -30,7 +30,7 @@ fn streams(rng: &mut Rng) -> CallStreams {
     CallStreams { arguments: rng.chance(60), results: rng.chance(60), idle_deadline: false }
 }
 
-/// What the peer knows of a call: enough to say what a correct one could.
+/// The peer's knowledge of a call: enough to send what a correct peer could.
 #[derive(Debug, Clone, Copy)]
 struct Known {
     id: WireId,
@@ -41,7 +41,7 @@ struct Known {
     opened: bool,
 }
 
-/// The peer: its own calls by slot, and those of the end that it torments.
+/// The peer: its own calls by slot, and those of the end under attack.
 #[derive(Debug, Default)]
 struct Peer {
     mine: [Option<Known>; SLOTS as usize],
@@ -50,7 +50,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// What the other end has sent.
+    /// Receives a frame of the other end.
     fn hear(&mut self, bytes: &[u8]) {
         match wire::parse(bytes).expect("a session sends what it can read").0 {
             Frame::Request { head, .. } => {
@@ -244,7 +244,7 @@ fn operate(end: &mut End, calls: &mut Calls, peer: &mut Peer, rng: &mut Rng) {
                 codec: 0,
                 deadline: None,
                 no_cancel: false,
-                when_full: rpc_core::WhenFull::Wait,
+                when_full: rpc_core::transport::WhenFull::Wait,
                 is_nested: false,
                 metadata: &[],
                 streams: streams(rng),
@@ -270,7 +270,7 @@ fn operate(end: &mut End, calls: &mut Calls, peer: &mut Peer, rng: &mut Rng) {
     settle(end, calls, peer);
 }
 
-/// One run, to its end: how many frames were taken before one broke a rule.
+/// One run, to its end: returns how many frames were accepted before one broke a rule.
 ///
 /// # Panics
 /// If a promise is broken.

@@ -1,4 +1,4 @@
-//! How often the things happened that the world is about: a run that never meets them proves nothing.
+//! How often the interesting events happened: a run that never meets them proves nothing.
 
 #[derive(Debug, Default)]
 pub struct Tally {

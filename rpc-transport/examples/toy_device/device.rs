@@ -1,8 +1,8 @@
 //! The device: domains and regions, queues, and the engine that carries out work requests.
 //!
 //! Everything happens inside [`CompletionQueue::post_send`]: the engine finds the target, copies
-//! the bytes and queues the completions of both sides before it returns. So there is nothing in
-//! flight, ever, and most rules of the contract hold by themselves.
+//! the bytes and queues the completions of both sides before it returns. So nothing is ever in
+//! flight, and most rules of the contract hold automatically.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -27,16 +27,16 @@ const MAX_MESSAGE_BYTES: u64 = 1 << 30;
 const MAX_QP_WR: u32 = 1 << 14;
 const MAX_CQE: u32 = 1 << 20;
 
-/// Refuses what is beyond a limit.
+/// Refuses a request beyond a limit.
 pub(crate) fn check(what: &'static str, asked: u64, limit: u64) -> Result<(), ProviderError> {
     if asked > limit { Err(ProviderError::Limit { what, asked, limit }) } else { Ok(()) }
 }
 
-/// The one device, and all that it knows.
+/// The one device, with all of its state.
 pub(crate) static DEVICE: LazyLock<Arc<dyn Device>> = LazyLock::new(|| Arc::new(Toy::new()));
 static FABRIC: LazyLock<Mutex<Fabric>> = LazyLock::new(Mutex::default);
 /// Regions that peers may write, by rkey. Locked after [`FABRIC`]: a completion that is dropped
-/// under that may hold the last handle of a region.
+/// while `FABRIC` is locked may hold the last handle of a region.
 static REGIONS: LazyLock<Mutex<HashMap<u32, Span>>> = LazyLock::new(Mutex::default);
 
 #[derive(Debug)]
@@ -91,7 +91,7 @@ impl Device for Toy {
 #[derive(Debug)]
 struct Domain(u64);
 
-/// Where a region lies, for the engine.
+/// Address and length of a region, for the engine.
 #[derive(Debug, Clone, Copy)]
 struct Span {
     base: usize,
@@ -116,7 +116,7 @@ impl DomainOps for Domain {
 
     fn register(&self, memory: OwnedMemory, access: Access) -> Result<MemoryRegion, ProviderError> {
         let OwnedParts { base, len, owner, .. } = memory.into_parts(access.remote_write)?;
-        // Even for the peer, odd for this process, so that neither passes for the other.
+        // Even for the peer, odd for this process, so that neither is mistaken for the other.
         let rkey = FABRIC.lock().next_number() * 2;
         let span = Span { base: base.as_ptr() as usize, len, domain: self.0, access };
         REGIONS.lock().insert(rkey, span);
@@ -130,7 +130,7 @@ impl DomainOps for Domain {
             domain: self.0,
         };
         // SAFETY: `owner` keeps the memory, which nobody else has; without its key in `REGIONS` the
-        // engine touches it no more.
+        // engine no longer touches it.
         Ok(unsafe { MemoryRegion::from_parts(parts, Box::new(Registration(rkey)), owner) })
     }
 
@@ -139,7 +139,7 @@ impl DomainOps for Domain {
     }
 }
 
-/// Writes into the memory that a peer names, if it may.
+/// Writes into the memory that a peer names, if the peer may.
 fn write(to: RemoteSlice, domain: u64, bytes: &[u8]) -> Result<(), Status> {
     let regions = REGIONS.lock();
     let region = regions.get(&to.rkey).ok_or(Status::RemoteAccess)?;
@@ -149,8 +149,8 @@ fn write(to: RemoteSlice, domain: u64, bytes: &[u8]) -> Result<(), Status> {
     if !fits || !region.access.remote_write || region.domain != domain {
         return Err(Status::RemoteAccess);
     }
-    // SAFETY: inside a region (checked) that is registered as long as `regions` is locked. Nobody has
-    // a reference to memory that peers may write, but others may be copying from it.
+    // SAFETY: inside a region (checked) that is registered as long as `regions` is locked. Nobody
+    // has a reference to memory that peers may write, but others may be copying from it.
     unsafe { copy::to_shared(bytes.as_ptr(), (region.base + offset) as *mut u8, bytes.len()) };
     Ok(())
 }
@@ -182,7 +182,7 @@ pub(crate) struct Fabric {
     qps: HashMap<QpHandle, Qp>,
 }
 
-/// What both sides know of a CQ; its owner holds a [`ToyQueue`].
+/// The part of a CQ that both sides know; its owner holds a [`ToyQueue`].
 #[derive(Debug, Default)]
 struct Queue {
     capacity: u32,
@@ -201,11 +201,11 @@ struct Qp {
     state: QpState,
     peer: Option<QpHandle>,
     recvs: VecDeque<RecvWr>,
-    /// Slots taken on the RQ and on the SQ, and of these by WRs that will not complete.
+    /// Slots taken on the RQ and on the SQ; the number of these held by WRs that will not complete.
     recv_slots: u32,
     send_slots: u32,
     silent: u32,
-    /// What arrived before set-up has ended.
+    /// Arrivals before set-up has ended.
     early: Option<VecDeque<(u32, Completion)>>,
 }
 
@@ -214,7 +214,7 @@ impl Queue {
         if std::mem::take(&mut self.armed)
             && let Some(bell) = &self.bell
         {
-            // Full means readable.
+            // A full counter means that the fd is readable.
             let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
         }
     }
@@ -226,7 +226,7 @@ impl Fabric {
         self.last
     }
 
-    /// Both have agreed: what either sends from now on arrives.
+    /// Both sides have agreed: messages of either arrive from now on.
     pub(crate) fn join(&mut self, a: QpHandle, b: QpHandle) -> bool {
         let waits = |qp: &QpHandle| self.qps.get(qp).is_some_and(|qp| qp.state == QpState::Init);
         if ![a, b].iter().all(waits) {
@@ -269,7 +269,7 @@ impl Fabric {
         self.complete(1, Completion { qp, wr_id, kind, status, byte_len, imm: None, buffer });
     }
 
-    /// To ERR: RECVs are flushed, the peer is told.
+    /// Moves to ERR: flushes RECVs, notifies the peer.
     fn fail(&mut self, handle: QpHandle) {
         let Some(qp) = self.qps.get_mut(&handle) else { return };
         if std::mem::replace(&mut qp.state, QpState::Error) == QpState::Error {
@@ -330,7 +330,7 @@ impl Fabric {
         }
     }
 
-    /// What happens at the target.
+    /// The operation's effect at the target.
     fn carry(&mut self, target: Option<QpHandle>, op: &SendOp, bytes: &[u8]) -> Result<(), Status> {
         let handle = target.ok_or(Status::RetryExceeded)?;
         let target = self.qps.get_mut(&handle).filter(|qp| qp.state != QpState::Error);
@@ -430,7 +430,7 @@ impl ToyQueue {
     }
 
     fn post_one(&self, handle: QpHandle, wr: &mut SendWr<'_>) -> Result<(), PostErrorKind> {
-        // Dropped when the fabric is unlocked again: the memory may be a user's.
+        // Dropped when the fabric is unlocked again: the memory may be user memory.
         let mut source = Source::Empty;
         let post = |fabric: &mut Fabric| {
             let qp = fabric.qps.get_mut(&handle).expect("looked up");
@@ -489,7 +489,7 @@ impl CompletionQueue for ToyQueue {
     }
 
     fn clear_events(&mut self) -> Result<(), ProviderError> {
-        // Empty means unreadable.
+        // An empty counter means that the fd is unreadable.
         let _ = rustix::io::read(&self.bell, &mut [0; 8]);
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! The smallest device that keeps the whole contract of the seam: a loopback inside this process,
-//! to copy from when you add a provider (CONTRIBUTING.md). The conformance suite runs on it.
+//! The smallest device that keeps the whole device contract: a loopback inside this process, to
+//! copy from when you add a provider (CONTRIBUTING.md). The conformance suite runs on it.
 //!
 //! ```text
 //! cargo run --example toy_device
@@ -12,7 +12,7 @@ mod setup;
 
 use std::error::Error;
 
-use rpc_transport::connect::address::Address;
+use rpc_transport::address::Address;
 use rpc_transport::device::{Connector, QpCapacity, RecvWr, SendOp, SendWr, Source};
 use rpc_transport::memory::region::BufferPool;
 

@@ -5,8 +5,8 @@ use std::sync::{Arc, LazyLock};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use rpc_transport::connect::address::Address;
-use rpc_transport::connect::error::{ConnectError, ListenError};
+use rpc_transport::address::Address;
+use rpc_transport::device::connection_error::{ConnectError, ListenError};
 use rpc_transport::device::{
     Attach, CompletionQueue, Connector, Device, Established, Incoming, Listener, Outgoing,
     PeerIdentity, ProviderError, QpCapacity, QpHandle, REJ_PRIVATE_DATA_BYTES,
@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::device::{self, DEVICE, ToyQueue};
 
-/// Who listens, by name.
+/// Listeners by name.
 static LISTENERS: LazyLock<Mutex<HashMap<String, mpsc::UnboundedSender<Request>>>> =
     LazyLock::new(Mutex::default);
 
@@ -28,7 +28,7 @@ struct Request {
     answer: oneshot::Sender<Result<Vec<u8>, Vec<u8>>>,
 }
 
-/// Pads with zeros to what the other side sees.
+/// Pads with zeros to the length that the other side sees.
 fn pad(bytes: &[u8], limit: usize) -> Result<Vec<u8>, ProviderError> {
     device::check("private data bytes", bytes.len() as u64, limit as u64)?;
     let mut padded = bytes.to_vec();

@@ -1,10 +1,8 @@
 //! Connecting and listening: addresses, and the choice of the device that serves one.
 //!
 //! **Owns** addresses, the choice of a device and of a path, and the errors of connecting and
-//! listening. **Never** touches a queue pair: that is the engine's.
+//! listening. **Never** touches a queue pair: the engine does.
 
-pub mod address;
-pub mod error;
 mod negotiate;
 mod rdma;
 mod resolved;

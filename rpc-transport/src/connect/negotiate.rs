@@ -1,13 +1,14 @@
 //! `auto://`: the best transport to a server, found by one exchange over TCP.
 //!
 //! Owns the messages of that exchange, and the choice. The server answers with its host, network
-//! namespace and user; a client with the same three takes shared memory, any other the TCP
-//! connection that it already holds. With the `verbs` feature a client that has an RDMA device
-//! tries that before TCP: the route with a budget of one second, the connection with half of the time that
-//! is left for connecting.
+//! namespace and user. A client with the same three uses shared memory; any other client uses the
+//! TCP connection that it already holds. If shared memory is chosen and fails at either end, the
+//! client connects to the port again, by TCP. With the `verbs` feature a client that has an RDMA
+//! device tries RDMA before TCP: resolving the route may take one second, and connecting half of
+//! the remaining time.
 //!
 //! The shared memory rendezvous has an abstract name with 128 random bits that only the exchange
-//! reveals, so whoever answers there is the server that was asked: the name is the cookie.
+//! reveals, so the process that answers there is the server that was asked: the name is the cookie.
 //!
 //! Invariant: a transport that cannot be used only costs the attempt, never the connection; the
 //! reason text names it.
@@ -18,11 +19,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::connect::address::{Address, HostPort, LocalEnd};
-use crate::connect::error::{ConnectError, ListenError};
+use crate::address::{Address, HostPort, LocalEnd};
 use crate::connect::resolved::Resolved;
+use crate::device::connection_error::{ConnectError, ListenError};
 use crate::device::soft;
 use crate::device::{Connector, Incoming, Listener};
+use crate::text::{is_printable, printable};
 
 /// First byte of both messages.
 const VERSION: u8 = 1;
@@ -36,7 +38,7 @@ struct Place {
     boot: String,
     /// The network namespace, in which abstract socket names live.
     namespace: String,
-    /// The user.
+    /// The user, which decides what sockets of others let through.
     user: u32,
 }
 
@@ -47,15 +49,23 @@ impl Place {
         Self {
             boot: read("/proc/sys/kernel/random/boot_id").trim().to_owned(),
             namespace: namespace.map(|link| link.display().to_string()).unwrap_or_default(),
-            user: rustix::process::getuid().as_raw(),
+            user: rustix::process::geteuid().as_raw(),
         }
     }
 
-    /// Why memory cannot be shared with a process over there; `None` if it can.
+    fn is_unknown(&self) -> bool {
+        self.boot.is_empty() || self.namespace.is_empty()
+    }
+
+    /// Why memory cannot be shared with the process at the other end; `None` if it can.
     fn apart_from(&self, there: &Self) -> Option<&'static str> {
-        if self.boot.is_empty() || self.boot != there.boot {
+        if self.is_unknown() {
+            Some("cannot tell whether the server is on this host: /proc is missing here")
+        } else if there.is_unknown() {
+            Some("cannot tell whether the server is on this host: /proc is missing at the server")
+        } else if self.boot != there.boot {
             Some("the server is on another host")
-        } else if self.namespace.is_empty() || self.namespace != there.namespace {
+        } else if self.namespace != there.namespace {
             Some("the server is in another network namespace")
         } else if self.user != there.user {
             Some("the server runs as another user")
@@ -71,27 +81,36 @@ struct Answer {
     place: Place,
     /// Abstract name of the shared memory rendezvous; empty if there is none.
     shm: String,
+    /// Why there is none; empty if there is one, and from servers that give no reason.
+    why_no_shm: String,
     /// Port of the RDMA listener; 0 if there is none.
     rdma_port: u16,
 }
 
 impl Answer {
-    /// `version u8, user u32, rdma port u16`, then `boot`, `namespace`, `shm`, each as length u8
-    /// and bytes.
+    /// `version u8, user u32, rdma port u16`, then `boot`, `namespace` and `shm`, each as a length
+    /// byte and its bytes; then `why_no_shm` in the same form, unless it is empty.
     fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![VERSION];
         bytes.extend_from_slice(&self.place.user.to_le_bytes());
         bytes.extend_from_slice(&self.rdma_port.to_le_bytes());
-        for text in [&self.place.boot, &self.place.namespace, &self.shm] {
-            let text = &text.as_bytes()[..text.len().min(255)];
+        let mut push = |text: &str| {
+            let end = (0..=text.len().min(255)).rfind(|at| text.is_char_boundary(*at));
+            let text = &text.as_bytes()[..end.unwrap_or(0)];
             bytes.extend(u8::try_from(text.len()));
             bytes.extend_from_slice(text);
+        };
+        for text in [&self.place.boot, &self.place.namespace, &self.shm] {
+            push(text);
+        }
+        if !self.why_no_shm.is_empty() {
+            push(&self.why_no_shm);
         }
         bytes
     }
 
-    /// `None` for anything that is not such an answer. Bytes after it belong to a later version and
-    /// are ignored.
+    /// `None` for bytes that are no such answer. Bytes after the answer belong to a later version
+    /// and are ignored.
     fn decode(bytes: &[u8]) -> Option<Self> {
         let (&version, rest) = bytes.split_first()?;
         if version != VERSION {
@@ -106,8 +125,10 @@ impl Answer {
             String::from_utf8(text.to_vec()).ok()
         };
         let (boot, namespace, shm) = (text()?, text()?, text()?);
+        let why_no_shm = text().unwrap_or_default();
         let place = Place { boot, namespace, user: u32::from_le_bytes(*user) };
-        Some(Self { place, shm, rdma_port: u16::from_le_bytes(*rdma_port) })
+        let rdma_port = u16::from_le_bytes(*rdma_port);
+        Some(Self { place, shm, why_no_shm, rdma_port })
     }
 }
 
@@ -119,19 +140,31 @@ pub(crate) async fn resolve(at: &HostPort, local: &LocalEnd) -> Result<Resolved,
     let probed = soft::TcpConnector.probe(at, &[VERSION]).await;
     let (answer, tcp) = probed.map_err(|error| as_asked_to_connect(error, local))?;
     let Some(answer) = Answer::decode(&answer) else {
-        let reason = "tcp: the server only speaks tcp:// here".to_owned();
+        let reason = "tcp: the server only offers tcp:// at this address".to_owned();
         return Ok(Resolved::new(tcp, Address::Tcp(at.clone()), reason));
     };
     let mut reasons = Vec::new();
+    let port = Address::Tcp(at.clone());
     match Place::here().apart_from(&answer.place) {
         Some(apart) => reasons.push(apart.to_owned()),
-        None => match resolve_shm(answer.shm).await {
-            Ok(resolved) => return Ok(resolved),
+        None if answer.shm.is_empty() && answer.why_no_shm.is_empty() => {
+            reasons.push("the server offers no shared memory".to_owned());
+        }
+        None if answer.shm.is_empty() => {
+            reasons.push(format!(
+                "the server offers no shared memory: {}",
+                printable(&answer.why_no_shm)
+            ));
+        }
+        None => match resolve_shm(&answer.shm).await {
+            Ok(mut resolved) => {
+                resolved.otherwise = Some((port, String::new()));
+                return Ok(resolved);
+            }
             Err(why) => reasons.push(format!("shared memory failed: {why}")),
         },
     }
     let rdma = resolve_rdma(at, answer.rdma_port, local).await;
-    let port = Address::Tcp(at.clone());
     match rdma {
         Ok(mut resolved) => {
             resolved.otherwise = Some((port, reasons.join("; ")));
@@ -146,9 +179,12 @@ pub(crate) async fn resolve(at: &HostPort, local: &LocalEnd) -> Result<Resolved,
     }
 }
 
-async fn resolve_shm(name: String) -> Result<Resolved, String> {
+async fn resolve_shm(name: &str) -> Result<Resolved, String> {
     if name.is_empty() {
-        return Err("the server has no rendezvous".to_owned());
+        return Err("the server names no rendezvous".to_owned());
+    }
+    if !is_printable(name) {
+        return Err("the server names a rendezvous with unprintable characters".to_owned());
     }
     let address: Address = format!("shm://{name}").parse().map_err(|error| format!("{error}"))?;
     let connector = soft::ShmConnector::default();
@@ -177,23 +213,13 @@ async fn resolve_rdma(at: &HostPort, port: u16, local: &LocalEnd) -> Result<Reso
     match tokio::time::timeout(BETTER_WAY_BUDGET, crate::connect::rdma::resolve(&address)).await {
         Ok(Ok(resolved)) => Ok(resolved),
         Ok(Err(error)) => Err(format!("RDMA failed: {error}")),
-        Err(_) => Err(format!("RDMA gave no answer within {BETTER_WAY_BUDGET:?}")),
+        Err(_) => Err(format!("RDMA: no answer within {BETTER_WAY_BUDGET:?}")),
     }
 }
 
-/// An RDMA listener at a separate port, if there is a device.
-async fn listen_rdma(
-    at: &HostPort,
-    local: &LocalEnd,
-    lack: Option<String>,
-) -> Option<Box<dyn Listener>> {
-    let address =
-        Address::Rdma(HostPort { host: at.host.clone(), port: 0 }, Box::new(local.clone()));
-    offered(crate::connect::rdma::listen(&address).await, local, lack)
-}
-
-/// The listener that clients are told of: none where it would refuse them, for this `lack` of locked
-/// memory. It is only said where there is a device, as others need none.
+/// The RDMA listener to offer to clients. None if this process has a `lack` of locked memory, since
+/// the listener would refuse every client. The lack is logged only if there is a device, since
+/// other machines need no locked memory.
 fn offered(
     listening: Result<Box<dyn Listener>, ListenError>,
     local: &LocalEnd,
@@ -206,7 +232,8 @@ fn offered(
             None
         }
         (Err(error), _) if *local != LocalEnd::default() => {
-            tracing::warn!(%error, "no RDMA for this auto:// address, which asks for it");
+            tracing::warn!(%error, "no RDMA for this auto:// address, which names a device or a \
+                                    source");
             None
         }
         (Err(error), _) => {
@@ -233,7 +260,7 @@ async fn incoming(
     }
 }
 
-/// Opens the TCP port and a shared memory rendezvous beside it, and answers the exchange there. Offers
+/// Opens the TCP port and a shared memory rendezvous, and answers the exchange on the port. Offers
 /// RDMA unless this process has a `lack` of locked memory.
 ///
 /// # Errors
@@ -244,16 +271,25 @@ pub(crate) async fn listen(
     lack: Option<String>,
 ) -> Result<Box<dyn Listener>, ListenError> {
     let shm = listen_shm();
-    let name = match &shm {
-        Ok((name, _)) => name.clone(),
+    let (name, why_no_shm) = match &shm {
+        Ok((name, _)) => (name.clone(), String::new()),
         Err(error) => {
             tracing::warn!(%error, "no shared memory for this auto:// address");
-            String::new()
+            let why = match error {
+                ListenError::Unavailable { reason, .. } | ListenError::Failed { reason, .. } => {
+                    reason.clone()
+                }
+                other => other.to_string(),
+            };
+            (String::new(), why)
         }
     };
-    let rdma = listen_rdma(at, local, lack).await;
+    // At a separate port, if there is a device.
+    let rdma = HostPort { host: at.host.clone(), port: 0 };
+    let rdma = Address::Rdma(rdma, Box::new(local.clone()));
+    let rdma = offered(crate::connect::rdma::listen(&rdma).await, local, lack);
     let rdma_port = rdma_port(rdma.as_deref());
-    let answer = Answer { place: Place::here(), shm: name, rdma_port }.encode();
+    let answer = Answer { place: Place::here(), shm: name, why_no_shm, rdma_port }.encode();
     let listening = soft::listen_tcp(at, Some(Arc::new(move |_: &[u8]| answer.clone()))).await;
     let tcp = listening.map_err(|error| as_asked_to_listen(error, local))?;
     let shm = shm.ok().map(|(_, listener)| listener);
@@ -344,11 +380,11 @@ mod tests {
 
     fn answer() -> Answer {
         let place = Place { boot: "b".repeat(36), namespace: "net:[1]".to_owned(), user: 1000 };
-        Answer { place, shm: "auto-1".to_owned(), rdma_port: 7 }
+        Answer { place, shm: "auto-1".to_owned(), why_no_shm: String::new(), rdma_port: 7 }
     }
 
     #[test]
-    fn an_answer_comes_back_and_no_cut_of_it_passes() {
+    fn answer_round_trips_and_truncated_ones_are_refused() {
         let bytes = answer().encode();
         assert_eq!(Answer::decode(&bytes), Some(answer()));
         for end in 0..bytes.len() {
@@ -357,6 +393,17 @@ mod tests {
         let mut later = bytes.clone();
         later[0] = VERSION + 1;
         assert_eq!(Answer::decode(&later), None);
+    }
+
+    #[test]
+    fn answer_gives_the_reason_against_shared_memory() {
+        let why = "memfd_create is refused".to_owned();
+        let refused = Answer { shm: String::new(), why_no_shm: why, ..answer() };
+        let bytes = refused.encode();
+        assert_eq!(Answer::decode(&bytes), Some(refused));
+        let long = Answer { why_no_shm: format!("x{}", "\u{e4}".repeat(200)), ..answer() };
+        let cut = Answer::decode(&long.encode()).unwrap().why_no_shm;
+        assert!(cut.len() == 255 && long.why_no_shm.starts_with(&cut), "{cut}");
     }
 
     #[derive(Debug)]
@@ -373,9 +420,9 @@ mod tests {
         }
     }
 
-    /// Clients with a device chose RDMA, and were refused for ever.
+    /// A regression: clients with a device chose RDMA, and were refused each time.
     #[test]
-    fn rdma_is_not_offered_by_who_may_not_lock_the_memory_for_it() {
+    fn rdma_is_not_offered_without_enough_lockable_memory() {
         let port = |lack: Option<&str>| {
             let lack = lack.map(ToOwned::to_owned);
             rdma_port(offered(Ok(Box::new(Opened)), &LocalEnd::default(), lack).as_deref())
@@ -385,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_shared_with_the_same_boot_namespace_and_user_only() {
+    fn shared_memory_requires_same_boot_namespace_and_user() {
         let here = answer().place;
         assert_eq!(here.apart_from(&here.clone()), None);
         let other = |change: fn(&mut Place)| {
@@ -398,5 +445,9 @@ mod tests {
         assert!(other(|place| place.user += 1).contains("another user"));
         let nowhere = Place { boot: String::new(), ..here.clone() };
         assert!(nowhere.apart_from(&nowhere.clone()).is_some());
+        for unknown in [nowhere, Place { namespace: String::new(), ..here.clone() }] {
+            assert!(unknown.apart_from(&here).unwrap().contains("/proc is missing here"));
+            assert!(here.apart_from(&unknown).unwrap().contains("/proc is missing at the server"));
+        }
     }
 }

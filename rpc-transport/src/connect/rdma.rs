@@ -1,10 +1,10 @@
-//! `rdma://`: served by the verbs device; without it, an error that says why not.
+//! `rdma://`: served by the verbs device; without that feature, an error that says so.
 
-use crate::connect::address::{Address, HostPort, LocalEnd};
-use crate::connect::error::{ConnectError, ListenError};
+use crate::address::{Address, HostPort, LocalEnd};
 use crate::connect::resolved::Resolved;
 #[cfg(feature = "verbs")]
 use crate::device::Connector;
+use crate::device::connection_error::{ConnectError, ListenError};
 use crate::device::{Listener, QueueLimits};
 
 #[cfg(not(feature = "verbs"))]
@@ -39,7 +39,7 @@ pub(crate) fn lacks_locked_memory(
     None
 }
 
-/// The limit of this process, where it is too low.
+/// The error for a limit on locked memory that is too low for these connections.
 #[cfg(feature = "verbs")]
 pub(crate) fn lacks_locked_memory(
     registered: u64,
@@ -51,14 +51,14 @@ pub(crate) fn lacks_locked_memory(
     crate::device::verbs::lacks_locked_memory(registered, || most_needed(&limits(), in_all))
 }
 
-/// The need on the device that needs most, as any of them may be the one that serves.
+/// The need on the device with the largest need, since any of them may serve the connections.
 #[cfg(any(feature = "verbs", test))]
 fn most_needed(devices: &[QueueLimits], in_all: &dyn Fn(QueueLimits) -> u64) -> u64 {
     let most = devices.iter().map(|limits| in_all(*limits)).max();
     most.unwrap_or_else(|| in_all(QueueLimits::UNLIMITED))
 }
 
-/// One address for each that the host name has.
+/// One address for each address of the host name.
 #[cfg(feature = "verbs")]
 pub(crate) async fn candidates(
     address: &Address,
@@ -73,8 +73,7 @@ pub(crate) async fn candidates(
 
 #[cfg(feature = "verbs")]
 pub(crate) async fn resolve(address: &Address) -> Result<Resolved, ConnectError> {
-    // The caller of connect has its own time limit, which may be longer than this provider's
-    // default.
+    // The caller of `connect` has its own time limit, which may exceed this provider's default.
     let connect_timeout = std::time::Duration::from_secs(3600);
     let options = crate::device::verbs::SetupOptions { connect_timeout, ..Default::default() };
     let outgoing = crate::device::verbs::VerbsConnector::new(options).resolve(address).await?;
@@ -92,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_needed_is_told_for_the_device_that_needs_most() {
+    fn need_reported_is_that_of_the_neediest_device() {
         let limits = |max_srq_wr| QueueLimits { max_cqe: 1 << 20, max_srq_wr };
         let in_all = |limits: QueueLimits| if limits.max_srq_wr == 0 { 900 } else { 100 };
         assert_eq!(most_needed(&[limits(32_767), limits(0), limits(64)], &in_all), 900);

@@ -1,6 +1,6 @@
 //! The outcome of resolving an address.
 
-use crate::connect::address::Address;
+use crate::address::Address;
 use crate::device::Outgoing;
 
 /// A connection to be made, and why this transport was chosen.
@@ -12,8 +12,9 @@ pub struct Resolved {
     pub address: Address,
     /// Why this transport was chosen, for people to read.
     pub reason: String,
-    /// What to connect to instead when this fails, and why: the TCP port of `auto://`. By a connection
-    /// of its own, as the server waits 5 s at most for what is to follow on one.
+    /// The alternative to connect to when this fails, and the reason for it: the TCP port of
+    /// `auto://`. It needs a connection of its own, since the server waits at most 5 s for the next
+    /// message on the first one.
     pub otherwise: Option<(Address, String)>,
 }
 

@@ -3,15 +3,15 @@
 //! Owns the only mapping of schemes to providers. Never falls back to another transport: only
 //! `auto://` chooses, and says why.
 
-use crate::connect::address::Address;
-use crate::connect::error::{ConnectError, ListenError};
+use crate::address::Address;
 use crate::connect::rdma;
 pub use crate::connect::resolved::Resolved;
+use crate::device::connection_error::{ConnectError, ListenError};
 use crate::device::soft;
 use crate::device::{Connector, Listener, QueueLimits};
 
-/// The addresses to try one after another for this one: all that a host name has, where the device
-/// does not try them itself; else the address alone.
+/// The addresses to try in turn for this one: all addresses of a host name, where the device does
+/// not try them itself; otherwise the address alone.
 ///
 /// # Errors
 /// [`ConnectError`]: the name has no address.
@@ -48,9 +48,10 @@ pub async fn listen(address: &Address) -> Result<Box<dyn Listener>, ListenError>
     listen_locking(address, 0, &|_| 0).await
 }
 
-/// Opens an address of any scheme for connections that register `registered` bytes, and lock `in_all`
-/// with their queues, as a device limits these. `auto://` leaves out RDMA, with a warning, where this
-/// process may not lock as much: clients would choose it, and be refused.
+/// Opens an address of any scheme for connections that register `registered` bytes and lock
+/// `in_all` bytes including their queues, under the device's queue limits. `auto://` leaves out
+/// RDMA, with a warning, if this process may not lock that much: clients would choose it and be
+/// refused.
 ///
 /// # Errors
 /// [`ListenError`]: in use, not available here.
@@ -71,9 +72,10 @@ pub async fn listen_locking(
     }
 }
 
-/// Why this process cannot have connections at such an address that register `registered` bytes, and
-/// lock `in_all` with their queues, as a device limits these: its limit on locked memory is lower.
-/// Known before anything is created. `None` if it can, and where nothing is locked or another way may be taken.
+/// Why this process cannot have connections at such an address: they register `registered` bytes
+/// and lock `in_all` bytes including their queues, under the device's queue limits, and the
+/// process's limit on locked memory is lower. Known before anything is created. `None` if it can,
+/// if nothing is locked, or if another transport may be used.
 #[must_use]
 pub fn lacks_locked_memory(
     address: &Address,

@@ -1,10 +1,10 @@
-//! What a device reports about itself: its name, limits and abilities.
+//! A device's report about itself: its name, limits and abilities.
 //!
 //! Owns the bits that say where devices differ; the device contract holds for all of them.
 
 use std::fmt;
 
-/// What a device can do, and its limits.
+/// The abilities and limits of a device.
 #[derive(Debug, Clone)]
 pub struct DeviceAttributes {
     /// The device's name, for logs: `soft-shm`, `soft-tcp`, `rxe0`, `mlx5_0`.
@@ -24,24 +24,24 @@ pub struct DeviceAttributes {
 }
 
 impl DeviceAttributes {
-    /// How large its queues may be.
+    /// The limits that its queues must keep to.
     #[must_use]
     pub const fn queue_limits(&self) -> QueueLimits {
         QueueLimits { max_cqe: self.max_cqe, max_srq_wr: self.max_srq_wr }
     }
 }
 
-/// How large queues of a device may be that connections have together.
+/// Limits on the queues that the connections of one device share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueLimits {
-    /// As [`DeviceAttributes::max_cqe`].
+    /// See [`DeviceAttributes::max_cqe`].
     pub max_cqe: u32,
     /// As [`DeviceAttributes::max_srq_wr`].
     pub max_srq_wr: u32,
 }
 
 impl QueueLimits {
-    /// Those of a device that has room for all that is asked for.
+    /// The limits of a device that grants every size.
     pub const UNLIMITED: Self = Self { max_cqe: u32::MAX, max_srq_wr: u32::MAX };
 }
 
@@ -64,21 +64,22 @@ impl Capabilities {
     pub const FLUSHES_LATE_RECEIVES: Self = Self(1 << 4);
     /// A SEND of length zero arrives.
     pub const EMPTY_SEND: Self = Self(1 << 5);
-    /// Registering memory for local access costs next to nothing, so copying to registered memory
-    /// saves nothing; and it pins nothing, so pages of free buffers may be given back to the system.
+    /// Registering memory for local access is practically free, so copying into registered memory
+    /// saves nothing. It also pins nothing, so pages of free buffers may be returned to the system.
     pub const FREE_REGISTRATION: Self = Self(1 << 6);
-    /// Posting copies the bytes, so posting a large WRITE takes the caller as long as the copy.
+    /// Posting copies the bytes: posting a large WRITE takes the caller as long as the copy.
     pub const COPIES_ON_POST: Self = Self(1 << 7);
 
-    /// A SEND posted after the QP went to ERR is accepted, and flushed (rule 8; mana and ocrdma refuse
-    /// it).
+    /// A SEND posted after the QP went to ERR is accepted, and flushed (rule 8; mana and ocrdma
+    /// refuse it).
     pub const FLUSHES_LATE_SENDS: Self = Self(1 << 8);
-    /// A SEND or WRITE that the target refuses fails here with its own status (rules 6, 9, 10, 11). On
-    /// iWARP it has succeeded, is flushed, or was cut off while it was sent
-    /// ([`Status::LocalQpOperation`](super::Status::LocalQpOperation)), and the target ends the connection.
+    /// A SEND or WRITE that the target refuses fails here with its own status (rules 6, 9, 10, 11).
+    /// Without this bit (iWARP) it has already succeeded, is flushed, or was cut off while it was
+    /// sent ([`Status::LocalQpOperation`](super::Status::LocalQpOperation)), and the target ends
+    /// the connection.
     pub const REMOTE_ERRORS: Self = Self(1 << 9);
-    /// The RECV of a shared receive queue that was being filled as its QP failed completes, too (rule 22;
-    /// Soft-RoCE loses it).
+    /// The RECV of a shared receive queue that was being filled as its QP failed completes, too
+    /// (rule 22; Soft-RoCE loses it).
     pub const KEEPS_CUT_OFF_RECVS: Self = Self(1 << 10);
 
     /// The union of both sets.
@@ -87,7 +88,7 @@ impl Capabilities {
         Self(self.0 | other.0)
     }
 
-    /// What is in this set and not in `other`.
+    /// The abilities of this set that `other` lacks.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)

@@ -1,10 +1,10 @@
-//! A CQ without its owner.
+//! A handle to a CQ for code that does not own it.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// A CQ as set-up sees it: what creating a QP on it takes, without its owner. From
+/// A CQ as set-up sees it: what a provider needs to create a QP on it, without its owner. From
 /// [`CompletionQueue::for_setup`](super::CompletionQueue::for_setup).
 #[derive(Clone, Default)]
 pub struct CqRef(Option<Arc<dyn Any + Send + Sync>>);
@@ -16,7 +16,7 @@ impl CqRef {
         Self(Some(cq))
     }
 
-    /// What the provider has wrapped, unless it is another provider's.
+    /// What the provider wrapped; `None` if another provider wrapped it.
     #[must_use]
     pub fn get<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
         Arc::clone(self.0.as_ref()?).downcast().ok()

@@ -1,41 +1,41 @@
-//! A queue of events with a bell (an eventfd, say): any thread adds events and rings, one owner
-//! silences the bell and takes them.
+//! A queue of events with a doorbell (an eventfd, say): any thread adds events and rings; the one
+//! owner silences the doorbell and takes the events.
 //!
-//! Owns the order of these steps. Never knows what the bell is.
+//! Owns the order of these steps. Never knows what the doorbell is.
 //!
 //! Invariants:
-//! 1. An event that is added after the owner has looked leaves the bell rung: the owner silences
-//!    the bell first and takes events afterwards.
-//! 2. A bell that rings can always be silenced: `was_rung` is set after ringing, so the owner may
-//!    be woken once too often, but never by a bell that it does not silence.
+//! 1. An event that is added after the owner has looked leaves the doorbell rung: the owner
+//!    silences it first and takes events afterwards.
+//! 2. A ringing doorbell can always be silenced. `was_rung` is set after ringing, so the owner may
+//!    be woken once too often, but never by a doorbell that it does not silence.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use crate::sync::{AtomicBool, Mutex};
 
-/// What wakes the owner.
+/// Wakes the owner.
 pub(crate) trait Doorbell {
-    /// Makes the bell ring until it is silenced.
+    /// Makes the doorbell ring until it is silenced.
     fn ring(&self);
-    /// Makes the bell silent until it is rung again.
+    /// Makes the doorbell silent until it is rung again.
     fn silence(&self);
 }
 
-/// Events that wait for their owner.
+/// Events waiting for their owner.
 #[derive(Debug)]
 pub(crate) struct Events<T, B> {
     events: Mutex<VecDeque<T>>,
     /// Whether `events` may hold something: keeps the lock off the polling path.
     has_events: AtomicBool,
     bell: B,
-    /// Whether the bell was rung. Saves the system call that silences it when a completion was the
-    /// cause of a wake-up.
+    /// Whether the doorbell was rung. Saves the system call that silences it when a completion
+    /// caused the wake-up.
     was_rung: AtomicBool,
 }
 
 impl<T, B: Doorbell> Events<T, B> {
-    /// An empty queue, with the bell silent.
+    /// An empty queue with a silent doorbell.
     pub(crate) fn new(bell: B) -> Self {
         Self {
             events: Mutex::new(VecDeque::new()),
@@ -45,7 +45,7 @@ impl<T, B: Doorbell> Events<T, B> {
         }
     }
 
-    /// The bell.
+    /// The doorbell.
     pub(crate) fn bell(&self) -> &B {
         &self.bell
     }
@@ -53,12 +53,12 @@ impl<T, B: Doorbell> Events<T, B> {
     /// Rings.
     pub(crate) fn ring(&self) {
         self.bell.ring();
-        // After ringing: whoever sees the flag finds the bell rung (invariant 2). A swap, since
-        // loom lets a plain store slip between the two halves of another thread's swap.
+        // After ringing: a thread that sees the flag finds the doorbell rung (invariant 2). A swap,
+        // since loom lets a plain store slip between the two halves of another thread's swap.
         self.was_rung.swap(true, Ordering::Release);
     }
 
-    /// Silences the bell if it was rung.
+    /// Silences the doorbell if it was rung.
     pub(crate) fn silence(&self) {
         if self.was_rung.swap(false, Ordering::Acquire) {
             self.bell.silence();
@@ -120,8 +120,8 @@ mod loom_tests {
         Arc::new(Events::new(Counter(Mutex::new(0))))
     }
 
-    /// Two threads add one event each while the owner, woken early, looks once and then sleeps;
-    /// afterwards it looks again if the bell rings. Returns the number of events taken.
+    /// Two threads add one event each while the owner, woken early, looks once and then sleeps. The
+    /// owner looks again afterwards if the doorbell rings. Returns the number of events taken.
     fn taken(silences_first: bool) -> usize {
         let events = events();
         let putters = [1, 2].map(|number| {
@@ -154,12 +154,11 @@ mod loom_tests {
 
     #[test]
     #[should_panic(expected = "slept through an event")]
-    fn an_owner_that_takes_before_it_silences_sleeps_through_one() {
+    fn taking_before_silencing_misses_a_wakeup() {
         loom::model(|| assert_eq!(taken(false), 2, "slept through an event"));
     }
 
-    /// Whether the bell can be silenced after it was rung concurrently with an owner that silences
-    /// it.
+    /// Whether the doorbell can be silenced after a ring that raced with an owner that silences it.
     fn falls_silent(ring: fn(&Events<u8, Counter>)) -> bool {
         let events = events();
         let ringer = {

@@ -1,21 +1,20 @@
 //! The limit on locked memory (`RLIMIT_MEMLOCK`), and how to raise it.
 //!
-//! Owns the advice. Registered memory counts against the limit on every NIC, and the memory of CQs and
-//! QPs on those whose driver keeps it in user space: see [`locked`](super::locked).
+//! Owns the advice. Registered memory counts against the limit on every NIC; the memory of CQs and
+//! QPs counts on NICs whose driver keeps it in user space: see [`locked`](super::locked).
 
 use std::fs;
 
-use rustix::process::{Resource, getrlimit};
+use crate::memory::limits::{Limited, limit};
 
 /// Bit number within the effective capabilities.
 const CAP_IPC_LOCK: u32 = 14;
 
-/// The limit on locked memory of this process, bytes; `None` when there is none, or when this
-/// process may pass it.
+/// The limit on locked memory of this process, bytes; `None` when there is no limit, or when this
+/// process may exceed it.
 #[must_use]
 pub fn limit_bytes() -> Option<u64> {
-    let limit = getrlimit(Resource::Memlock).current;
-    limit.filter(|_| !may_lock_all(&proc_self("status")))
+    limit(Limited::LockedMemory).filter(|_| !may_lock_all(&proc_self("status")))
 }
 
 /// Whether CAP_IPC_LOCK is effective, from `/proc/self/status`.
@@ -26,7 +25,7 @@ fn may_lock_all(status: &str) -> bool {
 }
 
 pub(crate) fn proc_self(file: &str) -> String {
-    // The calling thread's: capabilities are a thread's.
+    // Of the calling thread: capabilities belong to threads.
     fs::read_to_string(format!("/proc/thread-self/{file}")).unwrap_or_default()
 }
 
@@ -36,44 +35,44 @@ pub fn raise() -> String {
     raise_where(&proc_self("cgroup"))
 }
 
-/// The ways to raise the limit, and the one that counts for a process of these control groups
-/// (`/proc/self/cgroup`). The limit is inherited from whoever has started the process.
+/// The ways to raise the limit, and the one that applies to a process in these control groups
+/// (`/proc/self/cgroup`). A process inherits the limit from its parent.
 pub(crate) fn raise_where(cgroups: &str) -> String {
-    let mut text = "raise it by `ulimit -l unlimited` in the shell, by `* - memlock unlimited` in \
-                    /etc/security/limits.conf for those who log in, or by LimitMEMLOCK=infinity in \
-                    a systemd unit; CAP_IPC_LOCK lifts it where it is effective (CapEff in \
-                    /proc/self/status), which it is not for users other than root in a container"
+    let mut text = "raise it with `ulimit -l unlimited` in the shell, `* - memlock unlimited` in \
+                    /etc/security/limits.conf for logins, or LimitMEMLOCK=infinity in a systemd \
+                    unit; CAP_IPC_LOCK lifts the limit where it is effective (CapEff in \
+                    /proc/self/status), which in a container it is for root only"
         .to_owned();
     let is_container = ["docker", "containerd", "kubepods", "crio", "libpod", "lxc"]
         .iter()
         .any(|runtime| cgroups.contains(runtime));
     let unit = cgroups.split(['/', '\n']).rfind(|part| part.ends_with(".service"));
     if is_container {
-        text += ". This process is in a container, which has the limit of its runtime's unit: \
-                 LimitMEMLOCK=infinity there (`systemctl edit containerd`, or docker, crio), or \
-                 `docker run --ulimit memlock=-1`";
+        text += ". This process is in a container, which inherits the limit of its runtime's unit: \
+                 set LimitMEMLOCK=infinity there (`systemctl edit containerd`, or docker, crio), \
+                 or use `docker run --ulimit memlock=-1`";
         if cgroups.contains("kubepods") {
-            text += "; Kubernetes has no setting for it, so it is the unit's on every node";
+            text += "; Kubernetes has no setting for it, so set it in the unit on every node";
         }
     } else if let Some(unit) = unit.filter(|unit| !unit.starts_with("user@")) {
-        text += &format!(". This process belongs to {unit}: `systemctl edit {unit}`");
+        text += &format!(". This process belongs to {unit}: use `systemctl edit {unit}`");
     }
     text
 }
 
-/// Where the limit is set to at least `bytes`, and the line that does so, for each way that a program is
-/// started.
+/// For each way to start a program: where its limit is set, and the line that sets it to at least
+/// `bytes`.
 #[must_use]
 pub fn lines(bytes: u64) -> [(&'static str, String); 4] {
     let mib = bytes.div_ceil(1 << 20).max(1);
     [
-        ("systemd", format!("LimitMEMLOCK={mib}M under [Service], by `systemctl edit NAME`")),
+        ("systemd", format!("LimitMEMLOCK={mib}M under [Service], with `systemctl edit NAME`")),
         ("docker", format!("docker run --ulimit memlock={}", mib << 20)),
         (
             "containerd",
             format!(
-                "LimitMEMLOCK={mib}M under [Service], by `systemctl edit containerd` on every node: \
-                 Kubernetes has no setting for it"
+                "LimitMEMLOCK={mib}M under [Service], with `systemctl edit containerd` on every \
+                 node: Kubernetes has no setting for it"
             ),
         ),
         ("login", format!("`* - memlock {}` in /etc/security/limits.conf", mib << 10)),
@@ -112,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn each_place_has_its_line_in_its_own_unit_and_never_less() {
+    fn each_setting_uses_its_unit_and_rounds_up() {
         let [systemd, docker, containerd, login] = lines((5 << 20) + 1).map(|(_, line)| line);
         assert!(systemd.starts_with("LimitMEMLOCK=6M "), "{systemd}");
         assert_eq!(docker, "docker run --ulimit memlock=6291456");

@@ -1,16 +1,15 @@
 //! The device contract: the interface that every RDMA device implements.
 //!
 //! Owns the contract between the engine above (link, driver) and a device below: real verbs
-//! (`verbs`, behind the feature of that name) or the software device ([`crate::device::soft`]).
-//! An implementation of it is called a *provider*. The same engine runs on all of them, so a test
-//! on the software device tests the engine that runs on a NIC. Never knows messages, credits or
-//! calls.
+//! (`verbs`, behind the feature of that name) or the software device ([`crate::device::soft`]). An
+//! implementation of it is called a *provider*. The same engine runs on all of them, so a test on
+//! the software device tests the engine that runs on a NIC. Never knows messages, credits or calls.
 //!
 //! Objects: [`Device`] -> [`ProtectionDomain`] ->
-//! [`MemoryRegion`](crate::memory::region::MemoryRegion); [`CompletionQueue`], which also owns its QPs (named by
-//! [`QpHandle`]); and for set-up [`Connector`] -> [`Outgoing`] and [`Listener`] -> [`Incoming`].
-//! A QP sends and receives on one CQ, and posting goes through that CQ's owner: exclusive access
-//! (`&mut`) replaces a lock per queue.
+//! [`MemoryRegion`](crate::memory::region::MemoryRegion); [`CompletionQueue`], which also owns its
+//! QPs (named by [`QpHandle`]); and for set-up [`Connector`] -> [`Outgoing`] and [`Listener`] ->
+//! [`Incoming`]. A QP sends and receives on one CQ, and posting goes through that CQ's owner:
+//! exclusive access (`&mut`) replaces a lock per queue.
 //!
 //! # The contract
 //!
@@ -22,26 +21,26 @@
 //! 2.  *Visibility.* The bytes of a WRITE are visible at the target before the completion of any
 //!     SEND posted later on the same QP.
 //! 3.  *Arming.* [`CompletionQueue::arm`] is one-shot: the next completion **added afterwards**
-//!     makes [`CompletionQueue::event_fd`] readable. Completions already queued raise no event,
-//!     so: arm, poll again, only then sleep. Polling a completion ends the arming: arm again
-//!     before sleeping. Spurious events are legal.
+//!     makes [`CompletionQueue::event_fd`] readable. Completions already queued raise no event, so:
+//!     arm, poll again, only then sleep. Polling a completion ends the arming: arm again before
+//!     sleeping. Spurious events are legal.
 //! 4.  *Unsignaled.* An unsignaled WR that succeeds gives no completion and keeps its SQ slot until
 //!     the completion of a later signaled WR of the same QP has been polled.
 //! 5.  *No order between queues.* SQ and RQ completions of one QP are mutually unordered: a reply
 //!     may be polled before the completion of the request that caused it.
 //! 6.  *Acceptance.* A successful send completion means that the target's engine has accepted the
 //!     message, not that the application has seen it. Errors that the target finds (bad rkey,
-//!     bounds, no RECV, RECV too small) come back as the requester's error completion; where they
-//!     cannot ([`Capabilities::REMOTE_ERRORS`]), a success means that the bytes are on their way, and
-//!     of such an error the requester sees only that the connection ends (rule 16).
+//!     bounds, no RECV, RECV too small) come back as the requester's error completion. Where they
+//!     cannot ([`Capabilities::REMOTE_ERRORS`]), a success means only that the bytes are on their
+//!     way, and the requester sees such an error as the end of the connection (rule 16).
 //! 7.  *States.* RESET -> INIT -> RTR -> RTS. RECVs may be posted from INIT, SENDs from RTS on
 //!     (earlier: [`PostErrorKind::InvalidState`]); any state may go to ERR.
 //! 8.  *Flush.* In ERR every WR posted before completes, unsignaled ones too: the one that failed
 //!     with its own status, the rest with [`Status::FlushError`]. A SEND posted in ERR is flushed
 //!     as well, or refused with [`PostErrorKind::InvalidState`]
-//!     ([`Capabilities::FLUSHES_LATE_SENDS`]); then unsignaled WRs that were done may end with their
-//!     QP, without a completion. A RECV posted in ERR may never complete, so it must not be waited for
-//!     ([`Capabilities::FLUSHES_LATE_RECEIVES`]).
+//!     ([`Capabilities::FLUSHES_LATE_SENDS`]); then unsignaled WRs that were done may end with
+//!     their QP, without a completion. A RECV posted in ERR may never complete, so it must not be
+//!     waited for ([`Capabilities::FLUSHES_LATE_RECEIVES`]).
 //! 9.  *RNR.* A SEND that finds no posted RECV is fatal at once (rnr_retry 0): the requester sees
 //!     [`Status::RnrRetryExceeded`]. So a bug in the credit scheme cannot go unnoticed.
 //! 10. *Too long.* A SEND longer than its RECV buffer moves both QPs to ERR: the requester sees
@@ -63,16 +62,17 @@
 //! 16. *Disconnect.* When the peer's QP or process is gone, [`QpEvent::Disconnected`] is delivered
 //!     by [`CompletionQueue::poll_event`] and the event fd becomes readable if armed. Completions
 //!     that arrived before stay pollable.
-//! 17. *Linked posts.* The WRs of one `post_send` call start in order with at most one doorbell;
-//!     a device may hold doorbells back until [`CompletionQueue::flush`], `poll`, `arm`, or a
-//!     [`CompletionQueue::post_send_inline`] with [`Ring::Now`]. With [`Ring::Soon`] it may hold one
-//!     back as long as it has sent something of the same QP that the peer has not yet accepted.
+//! 17. *Linked posts.* The WRs of one `post_send` call start in order with at most one doorbell; a
+//!     device may hold doorbells back until [`CompletionQueue::flush`], `poll`, `arm`, or a
+//!     [`CompletionQueue::post_send_inline`] with [`Ring::Now`]. With [`Ring::Soon`] it may hold
+//!     one back as long as it has sent something of the same QP that the peer has not yet accepted.
 //! 18. *Set-up.* Private data travels with the REQ (56 bytes), REP (196) and REJ (148); longer is
 //!     refused locally, and the receiver sees it zero-padded to the maximum. RECVs posted between
-//!     `create_qp` and `connect`/`accept` are in place before the peer can send; what it sends is
-//!     not delivered by `poll` before [`Established::attach`] has run. What waits for the device is
-//!     done by [`Outgoing::prepare_qp`], `connect` and `accept`, without the CQ; of what the
-//!     CQ's owner calls only a `create_qp` that was not prepared waits, and `modify_to_error`.
+//!     `create_qp` and `connect`/`accept` are in place before the peer can send; its messages are
+//!     not delivered by `poll` before [`Established::attach`] has run. Steps that wait for the
+//!     device happen in [`Outgoing::prepare_qp`], `connect` and `accept`, without the CQ. Of the
+//!     calls that the CQ's owner makes, only `modify_to_error` and a `create_qp` that was not
+//!     prepared wait.
 //! 19. *Peer data never panics.* Whatever a peer does to the wire ends in an error completion, an
 //!     event or a connect error.
 //! 20. *Zero-length* SEND and WRITE are legal and complete (some clouds drop them, so the link
@@ -80,23 +80,19 @@
 //! 21. *Traffic.* If [`CompletionQueue::traffic`] returns counts, they grow only when bytes have
 //!     moved between the two ends, and a whole message has been counted by the time it completes.
 //! 22. *Shared RECVs.* A CQ may have one shared receive queue (SRQ), where
-//!     [`DeviceAttributes::max_srq_wr`] is not 0 ([`CompletionQueue::create_srq`]). Its QPs that are
-//!     created with [`QpCapacity::uses_srq`], in its PD, have no RQ: a SEND to any of them takes the
-//!     SRQ's first RECV, in the order of [`CompletionQueue::post_srq_recv`], and the completion names
-//!     the QP that took it. Where there is none, the SEND meets rule 9, which costs that connection
-//!     alone. A QP that fails flushes no RECV but the one that it was filling. What a QP has taken
-//!     completes under its handle even after it was destroyed, so that the owner can post as many
-//!     again. It *has left* ([`CompletionQueue::has_left`]) when it is destroyed and all of these
-//!     completions have been polled. That comes in the end if the owner goes on polling; until then a
-//!     poll that finds nothing does not mean that no more will come. A device may lose the RECV that
-//!     was being filled as the QP failed, until the SRQ goes ([`Capabilities::KEEPS_CUT_OFF_RECVS`]).
-//!     A RECV keeps its slot until its completion has been polled (rule 12), and all slots are
-//!     reserved in the CQ (rule 13). [`CompletionQueue::destroy_srq`] is for when no QP uses it, and so
-//!     is making it anew, without what is posted: where that fails the one there is stays as it was.
+//!     [`DeviceAttributes::max_srq_wr`] is not 0 ([`CompletionQueue::create_srq`]). Its QPs that
+//!     are created with [`QpCapacity::uses_srq`], in its PD, have no RQ: a SEND to any of them
+//!     takes the SRQ's first RECV, and the completion names the QP. Where there is none, the SEND
+//!     meets rule 9, which costs that connection alone. A RECV keeps its slot until its completion
+//!     has been polled (rule 12), and all slots are reserved in the CQ (rule 13). A QP in ERR
+//!     flushes no RECV but the one that it was filling, which some devices lose
+//!     ([`Capabilities::KEEPS_CUT_OFF_RECVS`]). It has *drained* ([`CompletionQueue::has_drained`])
+//!     when it takes no more, and all that it took has been polled. What a QP took that is
+//!     destroyed before may be lost until the SRQ goes.
 
 mod attributes;
+pub mod connection_error;
 mod cq_ref;
-pub(crate) mod error;
 pub mod fault;
 pub mod locked;
 #[cfg(any(feature = "verbs", all(test, rpc_loom)))]
@@ -115,13 +111,14 @@ use std::os::fd::BorrowedFd;
 
 pub use self::attributes::{Capabilities, DeviceAttributes, QueueLimits};
 pub use self::cq_ref::CqRef;
-pub use self::error::ProviderError;
+pub(crate) use self::setup::canonical;
 pub use self::setup::{
     Attach, Connector, Established, Incoming, Listener, Outgoing, PeerIdentity,
     REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
 };
 pub(crate) use self::work_request::Opcode;
 pub use self::work_request::{RecvWr, RemoteSlice, Ring, SendOp, SendWr, Source};
+pub use crate::error::ProviderError;
 use crate::memory::region::{Buffer, ProtectionDomain};
 
 /// An RDMA device, opened. Cheap to share.
@@ -255,13 +252,14 @@ pub enum QpEvent {
 /// only differences have a meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Traffic {
-    /// What has arrived from the peer, including parts of incomplete messages. Never decreases.
+    /// Bytes that have arrived from the peer, including parts of incomplete messages. Never
+    /// decreases.
     pub received: u64,
-    /// What the peer's end of the wire (its device, or its host's kernel) has accepted of what was
-    /// posted here. Never decreases.
+    /// Posted bytes that the peer's end of the wire (its device, or its host's kernel) has
+    /// accepted. Never decreases.
     pub accepted: u64,
-    /// Upper bound of what has been posted and is not accepted: once `accepted` has grown by this
-    /// amount, the peer has all of it.
+    /// Upper bound of posted bytes that are not accepted yet: once `accepted` has grown by this
+    /// amount, the peer has all of them.
     pub pending: u64,
 }
 
@@ -283,10 +281,10 @@ pub enum PostErrorKind {
     #[error("no such queue pair on this completion queue")]
     UnknownQp,
     /// The QP's state does not allow this post (contract rule 7).
-    #[error("queue pair is in state {0:?}, which takes no such work request")]
+    #[error("queue pair is in state {0:?}, which does not accept this work request")]
     InvalidState(QpState),
-    /// The SQ, RQ or SRQ, of this many entries, is full (contract rule 12). A QP that uses the SRQ has
-    /// an RQ of none.
+    /// The SQ, RQ or SRQ, of this many entries, is full (contract rule 12). A QP that uses the SRQ
+    /// has an RQ of none.
     #[error("queue is full ({0} work requests)")]
     QueueFull(u32),
     /// The CQ has no shared receive queue (contract rule 22).
@@ -343,8 +341,8 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
         max: usize,
     ) -> Result<usize, ProviderError>;
 
-    /// What [`Outgoing::prepare_qp`] and [`Incoming::prepare_qp`] need of this CQ. Default: nothing,
-    /// for devices on which nothing waits.
+    /// The part of this CQ that [`Outgoing::prepare_qp`] and [`Incoming::prepare_qp`] need.
+    /// Default: nothing, for devices whose set-up never waits.
     fn for_setup(&self) -> CqRef {
         CqRef::default()
     }
@@ -379,7 +377,7 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     /// The next QP event, if any. Cheap when there is none.
     fn poll_event(&mut self) -> Option<QpEvent>;
 
-    /// Posts a linked list of send WRs. What was posted is left as [`Source::Empty`].
+    /// Posts a linked list of send WRs. Posted ones are left as [`Source::Empty`].
     ///
     /// # Errors
     /// [`PostError`]: WRs from `posted` on were not posted and keep their buffers.
@@ -410,7 +408,7 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     #[allow(clippy::result_large_err)]
     fn post_recv(&mut self, qp: QpHandle, wr: RecvWr) -> Result<(), (PostError, RecvWr)>;
 
-    /// Posts a list of RECVs. What was posted is taken out of the list. Default: one after the other.
+    /// Posts a list of RECVs and takes the posted ones out of it. Default: one after the other.
     ///
     /// # Errors
     /// [`PostError`]: RECVs from `posted` on were not posted and stay in the list.
@@ -428,14 +426,16 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     }
 
     /// Creates this CQ's shared receive queue (rule 22): for RECVs of this domain, at most
-    /// `max_recv_wr` outstanding. It waits for the device, as creating a CQ does. Goes with the CQ, if
-    /// it was not destroyed before. Takes the place of one that no QP uses, whose buffers are released as
-    /// by [`CompletionQueue::destroy_srq`]. Default: refuses, for devices that have none.
+    /// `max_recv_wr` outstanding. It waits for the device, as creating a CQ does. It goes with the
+    /// CQ, or when another one takes its place, which needs that no QP uses it; then its buffers
+    /// are released once the device can no longer touch them. Default: refuses, for devices that
+    /// have none.
     ///
     /// # Errors
-    /// [`ProviderError::Unsupported`], [`ProviderError::Limit`], [`ProviderError::CompletionQueueFull`],
-    /// [`ProviderError::Resources`]; [`ProviderError::Srq`]: a QP uses the one that there is. That one is
-    /// as it was, whatever the error.
+    /// [`ProviderError::Unsupported`], [`ProviderError::Limit`],
+    /// [`ProviderError::CompletionQueueFull`], [`ProviderError::Resources`];
+    /// [`ProviderError::Srq`]: a QP uses the one that there is. That one is as it was, whatever the
+    /// error.
     fn create_srq(&mut self, pd: &ProtectionDomain, max_recv_wr: u32) -> Result<(), ProviderError> {
         let _ = (pd, max_recv_wr);
         Err(ProviderError::Unsupported("a shared receive queue"))
@@ -451,20 +451,11 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
         Err((PostError { posted: 0, kind: PostErrorKind::NoSrq }, wr))
     }
 
-    /// Destroys the shared receive queue. Its buffers, and those of its completions that were not
-    /// polled, are released once the device can no longer touch them.
-    ///
-    /// # Errors
-    /// [`ProviderError::Srq`]: there is none, or a QP uses it.
-    fn destroy_srq(&mut self) -> Result<(), ProviderError> {
-        Err(ProviderError::Srq(NO_SRQ))
-    }
-
     /// Rings the doorbells that earlier posts have left pending.
     fn flush(&mut self);
 
-    /// Like [`CompletionQueue::flush`], for [`Ring::Soon`]: the caller polls or flushes soon. Default:
-    /// flushes, for devices whose doorbells cost no system call.
+    /// Like [`CompletionQueue::flush`], for [`Ring::Soon`]: the caller polls or flushes soon.
+    /// Default: flushes, for devices whose doorbells cost no system call.
     fn flush_soon(&mut self) {
         self.flush();
     }
@@ -481,14 +472,14 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     }
 
     /// The QP has been quiet: pages behind its posted RECVs that hold nothing may go back to the
-    /// operating system until they are written. Called seldom, as it may cost system calls. Default:
-    /// does nothing, for devices whose memory is pinned.
-    fn rest(&mut self, qp: QpHandle) {
+    /// operating system until they are written. Called seldom, as it may cost system calls.
+    /// Default: does nothing, for devices whose memory is pinned.
+    fn release_pages(&mut self, qp: QpHandle) {
         let _ = qp;
     }
 
-    /// The vendor's number (`vendor_err`) for the first failure of this QP, 0 if there is none: on a
-    /// NIC often the only clue to its cause. Default: 0.
+    /// The vendor's number (`vendor_err`) for the first failure of this QP, 0 if there is none: on
+    /// a NIC often the only clue to its cause. Default: 0.
     fn vendor_error(&self, qp: QpHandle) -> u32 {
         let _ = qp;
         0
@@ -510,11 +501,12 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     /// [`ProviderError::UnknownQp`].
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), ProviderError>;
 
-    /// Whether a QP that used the shared receive queue has left (rule 22): it is destroyed, and `poll`
-    /// gives no completion of it any more. Default: as soon as it is destroyed, for devices without such
-    /// a queue.
-    fn has_left(&self, qp: QpHandle) -> bool {
-        self.state(qp).is_none()
+    /// Whether a QP in ERR that uses the shared receive queue has drained (rule 22): it takes no
+    /// more RECVs of it, and all that it took has been polled. That comes in the end if the owner
+    /// goes on polling, but nothing has to wake it. Default: yes, for devices without such a queue.
+    fn has_drained(&mut self, qp: QpHandle) -> bool {
+        let _ = qp;
+        true
     }
 }
 
@@ -522,8 +514,8 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
 pub(crate) const NO_SRQ: &str = "the completion queue has none";
 pub(crate) const SRQ_IN_USE: &str = "queue pairs use it";
 
-/// Default implementation of [`CompletionQueue::post_send_inline`]: a list of one WR. Never inlined, as it
-/// is the slow path of others.
+/// Default implementation of [`CompletionQueue::post_send_inline`]: a list of one WR. Never
+/// inlined, since it is the slow path of providers with a fast one.
 #[inline(never)]
 pub(crate) fn post_inline_listed<Q: CompletionQueue + ?Sized>(
     cq: &mut Q,

@@ -1,28 +1,28 @@
-//! The limit on open files (`RLIMIT_NOFILE`): what peers that have said nothing may take of it, and
-//! how to raise it.
+//! The limit on open files (`RLIMIT_NOFILE`): how much of it silent peers may take, and how to
+//! raise it.
 
 use std::io;
 
-use rustix::process::{Resource, getrlimit};
+use crate::memory::limits::{Limited, limit};
 
-/// What to do when this process has no file descriptor left. Short, as a rejection that a peer is to
+/// What to do when this process has no file descriptor left. Short: a rejection that a peer will
 /// read has 100 bytes.
-const RAISE: &str = "raise `ulimit -n` (or LimitNOFILE=)";
-/// The same where the whole system has none.
-const RAISE_FOR_ALL: &str = "raise the system's fs.file-max";
+const RAISE_LIMIT: &str = "raise `ulimit -n` (or LimitNOFILE=)";
+/// What to do when the whole system has no file descriptor left.
+const RAISE_SYSTEM_LIMIT: &str = "raise the system's fs.file-max";
 
-/// What to do about an error, if it is that this process, or the whole system, has no file
-/// descriptor left.
+/// What to do about an error that means that this process, or the whole system, has no file
+/// descriptor left; `None` for other errors.
 #[must_use]
 pub fn advice(error: &io::Error) -> Option<&'static str> {
     match error.raw_os_error() {
-        Some(libc::EMFILE) => Some(RAISE),
-        Some(libc::ENFILE) => Some(RAISE_FOR_ALL),
+        Some(libc::EMFILE) => Some(RAISE_LIMIT),
+        Some(libc::ENFILE) => Some(RAISE_SYSTEM_LIMIT),
         _ => None,
     }
 }
 
-/// The text of an error, with advice if it is of that kind.
+/// The text of an error, with advice if there is any.
 #[must_use]
 pub fn explain(error: &io::Error) -> String {
     match advice(error) {
@@ -31,20 +31,22 @@ pub fn explain(error: &io::Error) -> String {
     }
 }
 
-/// Part of the limit that handshakes of one listener may take: most is for connections that are up.
-const PART: u64 = 8;
-/// With fewer, peers that take their time would give way to each other all the time.
-const LEAST: u64 = 4;
+/// Divisor of the limit: the handshakes of one listener may take this part of it. The rest is for
+/// established connections.
+const HANDSHAKE_SHARE: u64 = 8;
+/// With fewer, slow peers would evict each other all the time.
+const MIN_HANDSHAKES: u64 = 4;
 
-/// The number of handshakes that a listener may have at once; `most` where files do not limit it.
+/// The number of handshakes that a listener may have at once: `most`, unless the limit on open
+/// files allows fewer.
 #[must_use]
 pub(crate) fn handshakes(most: usize) -> usize {
-    share(most, getrlimit(Resource::Nofile).current)
+    share(most, limit(Limited::OpenFiles))
 }
 
-/// The same under a limit; `None` is none.
+/// The number of handshakes under a given limit; `None` is no limit.
 fn share(most: usize, limit: Option<u64>) -> usize {
-    let share = limit.map(|files| (files / PART).max(LEAST));
+    let share = limit.map(|files| (files / HANDSHAKE_SHARE).max(MIN_HANDSHAKES));
     share.and_then(|share| usize::try_from(share).ok()).map_or(most, |share| share.min(most))
 }
 

@@ -4,14 +4,14 @@
 //! Owns contract rule 18. Everything here may wait, so it is async; no message passes through it.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use async_trait::async_trait;
 
 use super::{CompletionQueue, CqRef, Device, ProviderError, QpCapacity, QpHandle};
-use crate::connect::address::Address;
-use crate::connect::error::{ConnectError, ListenError};
+use crate::address::Address;
+use crate::device::connection_error::{ConnectError, ListenError};
 use crate::memory::region::ProtectionDomain;
 
 /// Private data of a connection request, bytes (InfiniBand CM REQ with RDMA IP CM service header).
@@ -21,7 +21,7 @@ pub const REP_PRIVATE_DATA_BYTES: usize = 196;
 /// Private data of a rejection, bytes (CM REJ).
 pub const REJ_PRIVATE_DATA_BYTES: usize = 148;
 
-/// Who is at the other end, as far as the device knows.
+/// The identity of the peer, as far as the device knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerIdentity {
@@ -34,16 +34,36 @@ pub enum PeerIdentity {
         /// Group id.
         gid: u32,
     },
-    /// A network address.
+    /// A network address. An IPv4 peer always has an IPv4 address, never the mapped form
+    /// (`::ffff:10.0.0.7`).
     Network(SocketAddr),
     /// This process itself (`mem://`).
     SameProcess,
 }
 
+impl PeerIdentity {
+    /// The peer at a network address.
+    #[must_use]
+    pub fn network(address: SocketAddr) -> Self {
+        Self::Network(canonical(address))
+    }
+}
+
+/// The address in the form that lists of addresses use: a socket that listens at `[::]` reports
+/// IPv4 peers in IPv6's mapped form.
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
+        // Keeps its zone.
+        IpAddr::V6(_) => address,
+    }
+}
+
+/// For people: `10.0.0.7:40312`, `pid 16231 uid 1000`, `this process`.
 impl fmt::Display for PeerIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Process { pid, uid, .. } => write!(f, "process {pid} of user {uid}"),
+            Self::Process { pid, uid, .. } => write!(f, "pid {pid} uid {uid}"),
             Self::Network(address) => address.fmt(f),
             Self::SameProcess => f.write_str("this process"),
         }
@@ -67,9 +87,9 @@ pub trait Outgoing: Send + fmt::Debug {
     /// The device that reaches the address.
     fn device(&self) -> &Arc<dyn Device>;
 
-    /// Does what of [`Outgoing::create_qp`] waits for the device, with the same arguments, while
-    /// the CQ's owner goes on. To be awaited before it; without that `create_qp` does the waiting.
-    /// Default: nothing, for devices on which nothing waits.
+    /// Does the part of [`Outgoing::create_qp`] that waits for the device, with the same arguments,
+    /// while the CQ's owner continues. Await it before `create_qp`; otherwise `create_qp` does the
+    /// waiting. Default: nothing, for devices whose set-up never waits.
     ///
     /// # Errors
     /// [`ProviderError`]; a later `create_qp` starts anew.
@@ -158,16 +178,16 @@ pub trait Listener: Send + fmt::Debug {
 /// A connection request. Dropping it refuses the peer without a reason.
 #[async_trait]
 pub trait Incoming: Send + fmt::Debug {
-    /// The device that the request came in on.
+    /// The device that received the request.
     fn device(&self) -> &Arc<dyn Device>;
 
     /// The peer's private data, zero-padded to [`REQ_PRIVATE_DATA_BYTES`].
     fn private_data(&self) -> &[u8];
 
-    /// Who requests the connection.
+    /// The identity of the peer.
     fn peer(&self) -> PeerIdentity;
 
-    /// As [`Outgoing::prepare_qp`].
+    /// Like [`Outgoing::prepare_qp`].
     ///
     /// # Errors
     /// [`ProviderError`]; a later `create_qp` starts anew.
@@ -200,4 +220,23 @@ pub trait Incoming: Send + fmt::Debug {
 
     /// Refuses, with a reason for the peer.
     async fn reject(self: Box<Self>, private_data: &[u8]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A regression: lists of allowed addresses missed IPv4 clients of servers at `[::]`.
+    #[test]
+    fn ipv4_peers_have_ipv4_addresses() {
+        for (from, to) in [
+            ("[::ffff:127.0.0.1]:7", "127.0.0.1:7"),
+            ("10.0.0.7:8", "10.0.0.7:8"),
+            ("[::1]:7", "[::1]:7"),
+            ("[fe80::1%3]:7", "[fe80::1%3]:7"),
+        ] {
+            let (from, to): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
+            assert_eq!(PeerIdentity::network(from), PeerIdentity::Network(to));
+        }
+    }
 }

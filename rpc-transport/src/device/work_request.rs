@@ -1,4 +1,4 @@
-//! What is posted: send and receive work requests.
+//! Send and receive work requests.
 
 use super::PostErrorKind;
 use crate::memory::region::{Buffer, MemoryRegion};
@@ -12,32 +12,35 @@ pub struct RemoteSlice {
     pub rkey: u32,
 }
 
-/// What a send WR does.
+/// The operation of a send WR.
 #[derive(Debug, Default)]
 pub enum SendOp {
-    /// Two-sided send: consumes a RECV of the peer. Also the value that a posted READ is left with,
+    /// Two-sided send: consumes a RECV of the peer. A posted READ is left with this value too,
     /// since its buffer has moved into the queue.
     #[default]
     Send,
-    /// Two-sided send with 32 bits of immediate data ([`Capabilities::IMMEDIATE`](super::Capabilities::IMMEDIATE)).
+    /// Two-sided send with 32 bits of immediate data
+    /// ([`Capabilities::IMMEDIATE`](super::Capabilities::IMMEDIATE)).
     SendWithImm(u32),
     /// One-sided write into the peer's memory; the peer sees no completion.
     Write(RemoteSlice),
-    /// One-sided write that also consumes a RECV ([`Capabilities::WRITE_WITH_IMM`](super::Capabilities::WRITE_WITH_IMM)).
+    /// One-sided write that also consumes a RECV
+    /// ([`Capabilities::WRITE_WITH_IMM`](super::Capabilities::WRITE_WITH_IMM)).
     WriteWithImm(RemoteSlice, u32),
-    /// One-sided read of the peer's memory ([`Capabilities::READ`](super::Capabilities::READ)), with [`Source::Empty`].
+    /// One-sided read from the peer's memory ([`Capabilities::READ`](super::Capabilities::READ)),
+    /// with [`Source::Empty`].
     Read {
-        /// What to read.
+        /// The memory to read.
         from: RemoteSlice,
-        /// Where the bytes go, from the first byte on. Moves into the queue, and comes back in the
-        /// completion. Owned, so that nobody can access bytes that are arriving.
+        /// Where the bytes are written, from the first byte on. Moves into the queue, and comes
+        /// back in the completion. Owned, so that nobody can access arriving bytes.
         into: Buffer,
         /// Length, bytes.
         len: u32,
     },
 }
 
-/// A [`SendOp`] without its buffer, which is in the [`Source`] if there is one.
+/// A [`SendOp`] without its buffer; the [`Source`] holds the buffer, if there is one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Opcode {
     Send,
@@ -50,7 +53,7 @@ pub(crate) enum Opcode {
 /// Where the bytes of a send WR lie.
 #[derive(Debug, Default)]
 pub enum Source<'a> {
-    /// No bytes. Also the value that a posted WR is left with, since its buffer has moved into the
+    /// No bytes. A posted WR is left with this value too, since its buffer has moved into the
     /// queue.
     #[default]
     Empty,
@@ -67,8 +70,8 @@ pub enum Source<'a> {
         /// Length, bytes.
         len: u32,
     },
-    /// A span of shared registered memory. It is only read, by a device or by atomic copies; if a
-    /// peer writes it meanwhile, the bytes sent are some mixture of old and new ones.
+    /// A span of shared registered memory. It is only read, by a device or by atomic copies. If a
+    /// peer writes it in the meantime, the bytes sent are some mixture of old and new ones.
     Region {
         /// The region; the queue holds a handle until the WR completes.
         region: MemoryRegion,
@@ -84,7 +87,7 @@ pub enum Source<'a> {
 pub struct SendWr<'a> {
     /// Handed back in the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation.
     pub op: SendOp,
     /// Whether success gives a completion (rule 4).
     pub signaled: bool,
@@ -93,7 +96,7 @@ pub struct SendWr<'a> {
 }
 
 impl<'a> SendWr<'a> {
-    /// Takes out operation and memory, as a post does. For a READ the memory is its destination.
+    /// Takes out operation and memory, as a post does. The memory of a READ is its destination.
     pub(crate) fn take_work(&mut self) -> (Opcode, Source<'a>) {
         let source = std::mem::take(&mut self.source);
         let opcode = match self.op {
@@ -111,8 +114,8 @@ impl<'a> SendWr<'a> {
         (opcode, source)
     }
 
-    /// Makes the checks that are common to all devices when a WR is posted: inline length, spans,
-    /// and that a READ has no source.
+    /// The checks that are common to all devices when a WR is posted: inline length, spans, and
+    /// that a READ has no source.
     ///
     /// # Errors
     /// [`PostErrorKind::InlineTooLong`], [`PostErrorKind::OutOfBounds`],
@@ -173,11 +176,11 @@ fn check_span(start: u64, len: u64, size: u64, max: u64) -> Result<(), PostError
 pub enum Ring {
     /// Before the post returns.
     Now,
-    /// The poster polls or flushes soon. A device whose doorbell is a system call may leave it until
-    /// then while the peer has not yet accepted what was sent before, so that one call sends what
-    /// several callers have posted; to others this is [`Ring::Now`].
+    /// The send_path polls or flushes soon. A device whose doorbell is a system call may leave it
+    /// until then while the peer has not yet accepted what was sent before, so that one call sends
+    /// what several callers have posted; to others this is [`Ring::Now`].
     Soon,
-    /// With that of a post that follows, or by the next poll or flush.
+    /// With the doorbell of a later post, or by the next poll or flush.
     WithNext,
 }
 

@@ -4,28 +4,29 @@
 //! requests. Lives under the shard's lock; never blocks.
 //!
 //! Invariants:
-//! 1. Every RECV of the window is posted while the connection is up and no run of its completions is being
-//!    handled, and whenever credits are granted. One extra RECV is posted, so that reposting the last one can
-//!    wait until the reply has been sent. A buffer is lent to a
-//!    message only when another one takes its place.
+//! 1. Every RECV of the window is posted while the connection is up and no run of its completions
+//!    is being handled, and whenever credits are granted. One extra RECV is posted, so that
+//!    reposting the last one can wait until the reply has been sent. A buffer is lent to a message
+//!    only when another one takes its place.
 //! 2. A failed or closed connection goes to ERR once, and its QP is destroyed when all posted WRs
 //!    have been flushed, at the latest after `DRAIN_LIMIT`.
 //! 3. An orderly close ends: it waits as long as frames are sent or the peer accepts bytes of them,
 //!    and gives up after `CLOSE_LIMIT` without either.
-//! 4. The protocol is told of the end exactly once.
-//! 5. A peer that breaks a rule is told which, as far as that is possible within `CLOSE_LIMIT`, and
-//!    nothing more is accepted from it.
+//! 4. The end is reported to the protocol exactly once.
+//! 5. A peer that breaks a rule is sent the rule's name, as far as that is possible within
+//!    `CLOSE_LIMIT`, and nothing more is accepted from it.
 //! 6. A pump writes at most one slice of a large message, as a device may copy it synchronously:
 //!    small messages, here and on other connections, go between two slices. While this connection
 //!    sends small messages, a pump that sends some writes a slice after them, and any other pump
 //!    writes none unless it was given a turn.
-//! 7. Whoever posts a send WR rings its doorbell before returning: user code that runs next may
-//!    take long.
+//! 7. A function that posts a send WR rings its doorbell before it returns: user code that runs
+//!    next may take long.
 //! 8. User values (bodies, owners, wakers) are never dropped in here: they are [`Deferred`] until
 //!    the lock is released.
-//! 9. A connection *at rest* is up, and nothing is to be done for it but to send what its protocol and an Ack
-//!    may have, to collect actions, and to look at deadlines. Whoever changes that says so: the shard by marking
-//!    it dirty, what is received, and what is revoked. Plain messages change nothing.
+//! 9. A *fast* connection is up and only carries small messages. Its pump sends the messages of the
+//!    protocol and an Ack, collects actions, looks at deadlines, and skips every other check.
+//!    Everything else clears the flag: the shard when it marks the connection dirty, a received
+//!    frame that is not plain, and a revoked message.
 
 mod deadlines;
 mod ending;
@@ -43,18 +44,16 @@ use std::time::{Duration, Instant};
 use self::ending::cause_of;
 pub(crate) use self::queue_pair::ConnectionQp;
 use self::queue_pair::{Phase, split_wr_id};
-pub(crate) use self::recv_buffers::{
-    RecvBuffers, first_locked, first_recvs, most_recvs, with_lendable,
-};
+pub(crate) use self::recv_buffers::{RecvBuffers, first_recvs, most_recvs, with_lendable};
 pub(crate) use self::send_buffers::{FIRST as FIRST_SEND_BUFFERS, SendBuffers};
 pub(crate) use self::send_path::SendPath;
 use self::send_path::ring_for;
-pub(crate) use self::window::repost_shared;
-use crate::connect::error::CloseCause;
+use crate::device::connection_error::CloseCause;
 use crate::device::{Completion, CompletionQueue, PeerIdentity, QpHandle, Ring, Status};
 use crate::engine::deferred::Deferred;
 use crate::engine::growth::grow_arena;
-use crate::engine::upper::{Protocol, Revoke, Submission};
+use crate::engine::pump_queue::PumpTurn;
+use crate::engine::upper::{Revoke, Submission, UpperLayer};
 use crate::memory::budget::MemoryBudget;
 #[cfg(any(test, feature = "model"))]
 use crate::memory::region::BufferPool;
@@ -88,9 +87,9 @@ pub(crate) struct OwnSilence {
 }
 
 /// One connection.
-pub(crate) struct Connection<P: Protocol> {
+pub(crate) struct Connection<P: UpperLayer> {
     pub(crate) protocol: P,
-    poster: SendPath,
+    send_path: SendPath,
     link: Option<Link>,
     /// The link of a connection that has ended, kept until its QP is destroyed: it owns the memory
     /// that the peer may write.
@@ -103,15 +102,14 @@ pub(crate) struct Connection<P: Protocol> {
     closing: Option<CloseReason>,
     registered_deadline: Option<Instant>,
     pressing: Pressing,
-    unfinished: bool,
+    /// Its turns among the connections of the shard.
+    pub(crate) turn: PumpTurn,
     /// Invariant 9.
-    is_at_rest: bool,
+    is_fast: bool,
     /// Bytes that were written to the peer and not taken since.
     written: u64,
-    /// The next pump may write a slice of a large message even if small ones are sent.
-    turn: bool,
-    /// The protocol was last told that something waits to be sent.
-    told_waiting: bool,
+    /// The last report to the protocol said that something waits to be sent.
+    reported_waiting: bool,
     /// The memory budget of this peer.
     budget: MemoryBudget,
     /// To be run when the lock is released.
@@ -119,24 +117,22 @@ pub(crate) struct Connection<P: Protocol> {
     pub(crate) generation: u32,
     pub(crate) dirty: bool,
     pub(crate) warm: bool,
-    /// Is in the shard's line for a turn.
-    pub(crate) in_line: bool,
     pub(crate) own_silence: Option<OwnSilence>,
     /// How many outside the shard hold its key.
     pub(crate) holders: u32,
 }
 
-impl<P: Protocol> Connection<P> {
+impl<P: UpperLayer> Connection<P> {
     /// A connection in set-up.
     pub(crate) fn new(
         protocol: P,
-        poster: SendPath,
+        send_path: SendPath,
         queue_pair: ConnectionQp,
         holders: u32,
     ) -> Self {
         Self {
             protocol,
-            poster,
+            send_path,
             link: None,
             retired_link: None,
             peer: None,
@@ -145,17 +141,15 @@ impl<P: Protocol> Connection<P> {
             closing: None,
             registered_deadline: None,
             pressing: Pressing::Nothing,
-            unfinished: false,
-            is_at_rest: false,
+            turn: PumpTurn::default(),
+            is_fast: false,
             written: 0,
-            turn: false,
-            told_waiting: false,
+            reported_waiting: false,
             budget: MemoryBudget::unlimited(),
             deferred: Vec::new(),
             generation: 0,
             dirty: false,
             warm: false,
-            in_line: false,
             own_silence: None,
             holders,
         }
@@ -165,12 +159,12 @@ impl<P: Protocol> Connection<P> {
     /// shard's lock, when enough dropped payloads make a pump worthwhile.
     pub(crate) fn set_link(&mut self, mut link: Link, peer: &PeerIdentity, on_return: OnReturn) {
         link.set_on_return(on_return);
-        link.set_slices(self.poster.slices());
+        link.set_slices(self.send_path.slices());
         self.budget = self.protocol.memory_budget();
         link.set_memory_budget(self.budget.clone());
         if let Some(queue_pair) = &mut self.queue_pair {
             queue_pair.send_buffers.set_frame_bytes(link.frame_bytes());
-            if self.poster.stages() {
+            if self.send_path.stages() {
                 link.stage_other_domains(queue_pair.domain);
             }
         }
@@ -193,7 +187,7 @@ impl<P: Protocol> Connection<P> {
 
     /// The domain of its QP.
     pub(crate) fn domain(&self) -> &ProtectionDomain {
-        self.poster.domain()
+        self.send_path.domain()
     }
 
     /// Nothing waits to leave.
@@ -207,7 +201,7 @@ impl<P: Protocol> Connection<P> {
 
     /// Frames whose bytes were copied into a registered buffer.
     pub(crate) fn staged_count(&self) -> u64 {
-        self.poster.staged_count()
+        self.send_path.staged_count()
     }
 
     pub(crate) fn has_qp(&self) -> bool {
@@ -224,7 +218,7 @@ impl<P: Protocol> Connection<P> {
 
     #[cfg(any(test, feature = "model"))]
     pub(crate) fn pools(&self) -> Vec<BufferPool> {
-        let mut pools = self.poster.staging().to_vec();
+        let mut pools = self.send_path.staging().to_vec();
         if let Some(queue_pair) = &self.queue_pair {
             pools.extend_from_slice(queue_pair.recv_buffers.pools());
             pools.extend_from_slice(queue_pair.send_buffers.pools());
@@ -235,7 +229,7 @@ impl<P: Protocol> Connection<P> {
     #[inline]
     pub(crate) fn with_revoke<R>(&mut self, step: impl FnOnce(&mut P, Revoke<'_>) -> R) -> R {
         let (link, deferred) = (&mut self.link, &mut self.deferred);
-        self.is_at_rest = false;
+        self.is_fast = false;
         step(&mut self.protocol, &mut |tag| revoke(link, deferred, tag))
     }
 
@@ -258,13 +252,13 @@ impl<P: Protocol> Connection<P> {
         let Some(queue_pair) = &mut self.queue_pair else { return };
         let (sequence, token) = split_wr_id(completion.wr_id);
         queue_pair.retire(sequence, &mut self.deferred);
-        self.is_at_rest &= self.deferred.is_empty();
+        self.is_fast &= self.deferred.is_empty();
         if matches!(queue_pair.phase, Phase::Draining { .. }) {
             return;
         }
         if completion.status != Status::Success {
             let vendor_error = cq.vendor_error(completion.qp);
-            let cause = cause_of(completion, vendor_error, self.poster.is_told_of_errors());
+            let cause = cause_of(completion, vendor_error, self.send_path.has_remote_errors());
             self.fail(cq, &cause);
             return;
         }
@@ -277,8 +271,8 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
-    /// Sends all that may be sent now, with doorbells by `ring`. If it is not at rest then,
-    /// [`Connection::end_pump`] is to follow.
+    /// Sends all that may be sent now, with doorbells by `ring`. Unless it is fast afterwards, call
+    /// [`Connection::end_pump`] next.
     #[inline]
     pub(crate) fn pump(&mut self, cq: &mut dyn CompletionQueue, ring: Ring) {
         if let Err(cause) = self.try_transmit(cq, ring) {
@@ -294,42 +288,42 @@ impl<P: Protocol> Connection<P> {
         self.finish_drain(cq, now)
     }
 
-    /// Something has happened that is more than messages (invariant 9).
+    /// The next pump makes every check (invariant 9).
     #[inline]
-    pub(crate) fn disturb(&mut self) {
-        self.is_at_rest = false;
+    pub(crate) fn leave_fast_path(&mut self) {
+        self.is_fast = false;
     }
 
     #[inline]
-    pub(crate) fn is_at_rest(&self) -> bool {
-        self.is_at_rest
+    pub(crate) fn is_fast(&self) -> bool {
+        self.is_fast
     }
 
-    /// A pump has ended, and the shard has taken what it had for it: all that there was to be done may be done.
+    /// Re-evaluates the fast-path flag, after a pump whose results the shard has taken.
     #[inline(never)]
-    pub(crate) fn come_to_rest(&mut self) {
-        self.is_at_rest = self.may_rest();
+    pub(crate) fn update_fast(&mut self) {
+        self.is_fast = self.may_be_fast();
     }
 
-    /// Whether there is nothing to be done (invariant 9).
-    fn may_rest(&self) -> bool {
+    /// Whether it only carries small messages (invariant 9).
+    fn may_be_fast(&self) -> bool {
         let (Some(queue_pair), Some(link)) = (&self.queue_pair, &self.link) else {
             return false;
         };
         queue_pair.phase == Phase::Up
             && self.closing.is_none()
-            && link.is_at_rest()
-            && !self.told_waiting
-            && !self.unfinished
-            && !self.turn
+            && link.has_nothing_due()
+            && !self.reported_waiting
+            && !self.turn.is_unfinished()
+            && !self.turn.has_turn()
             && self.written == 0
             && self.deferred.is_empty()
     }
 
-    /// Whether a received message needs no pump, only its actions to be run, as most do.
+    /// Whether a received message needs no pump, only its actions to be run. Most need none.
     #[inline]
-    pub(crate) fn is_settled(&mut self) -> bool {
-        self.is_at_rest
+    pub(crate) fn needs_no_pump(&mut self) -> bool {
+        self.is_fast
             && !self.protocol.may_transmit()
             && !self.protocol.wants_waiting()
             && self.link.as_ref().is_some_and(|link| !link.has_returns() && !link.is_ack_due())
@@ -349,20 +343,10 @@ impl<P: Protocol> Connection<P> {
         std::mem::take(&mut self.written)
     }
 
-    /// Lets the next pump write a slice of a large message even if small ones are sent.
-    pub(crate) fn give_turn(&mut self) {
-        self.turn = true;
-    }
-
-    /// Whether the last pump stopped although more could be sent, so that others get their turn.
-    pub(crate) fn is_unfinished(&self) -> bool {
-        self.unfinished
-    }
-
     #[inline]
     fn try_transmit(&mut self, cq: &mut dyn CompletionQueue, ring: Ring) -> Result<(), CloseCause> {
-        debug_assert!(!self.is_at_rest || self.may_rest(), "invariant 9");
-        if !self.is_at_rest && !self.begin_pump()? {
+        debug_assert!(!self.is_fast || self.may_be_fast(), "invariant 9");
+        if !self.is_fast && !self.begin_pump()? {
             return Ok(());
         }
         let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
@@ -370,7 +354,7 @@ impl<P: Protocol> Connection<P> {
         };
         // Whether a message was queued, one was posted, and one whose doorbell is left to the next.
         let (mut queued, mut sent_small, mut unrung) = (false, false, false);
-        let mut is_clear = (self.is_at_rest && !link.has_returns()) || link.is_clear();
+        let mut is_clear = (self.is_fast && !link.has_returns()) || link.is_clear();
         let mut has_more = self.protocol.may_transmit();
         while has_more
             && let Some(Submission { lane, tag, mut frame }) = self.protocol.poll_transmit()
@@ -379,7 +363,7 @@ impl<P: Protocol> Connection<P> {
             is_clear &= !queue_pair.send_buffers.are_out();
             if is_clear && let Some(stamped) = link.stamp_now(lane, &mut frame) {
                 let ring = if has_more { Ring::WithNext } else { ring };
-                self.poster.post_whole(cq, queue_pair, &frame, stamped, ring)?;
+                self.send_path.post_whole(cq, queue_pair, &frame, stamped, ring)?;
                 (sent_small, unrung) = (true, has_more);
                 continue;
             }
@@ -392,26 +376,30 @@ impl<P: Protocol> Connection<P> {
                 }
             }
         }
-        self.is_at_rest &= is_clear;
+        self.is_fast &= is_clear;
         if !is_clear || link.is_ack_due() {
             unrung |= self.transmit_rest(cq, sent_small)?;
-            // That has looked at what is given back, also for an Ack; and there may be no credit to tell of it.
-            self.is_at_rest = self.is_at_rest && self.link.as_ref().is_some_and(Link::is_at_rest);
+            // This has collected returned chunks, and there may be no credit for their release.
+            self.is_fast = self.is_fast && self.link.as_ref().is_some_and(Link::has_nothing_due);
         }
         if unrung {
             // The rest of this visit need not delay the doorbell.
             ring_for(cq, ring);
         }
-        if !self.is_at_rest || self.protocol.wants_waiting() {
+        if !self.is_fast || self.protocol.wants_waiting() {
             self.end_transmit(cq, queued)?;
         }
+        debug_assert!(
+            self.reported_waiting || !self.protocol.wants_waiting(),
+            "where nothing waits, a report gives all room back"
+        );
         Ok(())
     }
 
-    /// The first of what a connection needs that is not at rest. False: it is not up.
+    /// Begins a pump that makes every check. Returns whether the connection is up.
     #[inline(never)]
     fn begin_pump(&mut self) -> Result<bool, CloseCause> {
-        self.unfinished = false;
+        self.turn.begin();
         let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
             return Ok(false);
         };
@@ -419,21 +407,21 @@ impl<P: Protocol> Connection<P> {
             return Ok(false);
         }
         if let Some(bytes) = link.wanted_arena() {
-            grow_arena(link, self.poster.domain(), &self.budget, bytes)?;
+            grow_arena(link, self.send_path.domain(), &self.budget, bytes)?;
         }
         Ok(true)
     }
 
-    /// The last of it.
+    /// Ends a pump that makes every check.
     #[inline(never)]
     fn end_transmit(
         &mut self,
         cq: &mut dyn CompletionQueue,
         queued: bool,
     ) -> Result<(), CloseCause> {
-        self.turn = false;
-        if queued || self.told_waiting || self.protocol.wants_waiting() {
-            self.tell_waiting(queued)?;
+        self.turn.end();
+        if queued || self.reported_waiting || self.protocol.wants_waiting() {
+            self.report_waiting(queued)?;
         }
         if self.closing.is_some() {
             self.advance_close(cq)?;
@@ -452,19 +440,19 @@ impl<P: Protocol> Connection<P> {
         let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
             return Ok(false);
         };
-        let (mut posted, mut turn) = (false, self.turn);
+        let (mut posted, mut has_turn) = (false, self.turn.has_turn());
         while !queue_pair.send_buffers.are_out() {
-            link.set_turn(turn);
+            link.set_turn(has_turn);
             let Some(transmit) = link.poll_transmit() else {
                 if let Some(bytes) = link.wanted_staging()
-                    && let Some(room) = self.poster.staging_room(queue_pair, bytes)
+                    && let Some(room) = self.send_path.staging_room(queue_pair, bytes)
                 {
                     link.set_staging_room(room);
                     continue;
                 }
                 // A slice now delays nothing: the answer to the small messages takes as long as
                 // writing it.
-                if sent_small && !std::mem::replace(&mut turn, true) && link.awaits_turn() {
+                if sent_small && !std::mem::replace(&mut has_turn, true) && link.awaits_turn() {
                     cq.flush();
                     continue;
                 }
@@ -474,27 +462,35 @@ impl<P: Protocol> Connection<P> {
             if is_written {
                 self.written += transmit.writes.iter().map(|write| write.part.len()).sum::<u64>();
             }
-            self.poster.post(cq, queue_pair, transmit)?;
+            self.send_path.post(cq, queue_pair, transmit)?;
             posted = true;
             if is_written && link.has_large() {
-                self.unfinished = true;
+                self.turn.stop();
                 break;
             }
             sent_small |= !is_written;
         }
-        self.unfinished |= link.awaits_turn();
+        if link.awaits_turn() {
+            self.turn.stop();
+        }
         Ok(posted)
     }
 
-    /// Tells the protocol what waits to be sent, as far as it is not too much.
-    fn tell_waiting(&mut self, queued: bool) -> Result<(), CloseCause> {
+    /// Reports to the protocol what waits to be sent.
+    ///
+    /// # Errors
+    /// The peer makes this end queue more than the protocol allows.
+    fn report_waiting(&mut self, queued: bool) -> Result<(), CloseCause> {
         let Some(link) = &self.link else { return Ok(()) };
         let waiting = link.waiting();
-        self.told_waiting = waiting.total_bytes() > 0;
-        self.is_at_rest &= !self.told_waiting;
-        self.protocol.on_waiting(waiting);
+        self.reported_waiting = waiting.total_bytes() > 0;
+        if self.protocol.on_waiting(waiting) {
+            // What was held back until now needs another pump, which no event may bring.
+            self.turn.stop();
+        }
+        self.is_fast &= !self.reported_waiting && !self.turn.is_unfinished();
         if queued && link.queued_count() > self.protocol.most_queued() {
-            let text = "it does not read what it makes this end send";
+            let text = "it does not read the replies to its requests";
             return Err(CloseCause::Protocol(text.into()));
         }
         Ok(())
@@ -513,7 +509,7 @@ impl<P: Protocol> Connection<P> {
             return;
         }
         let Some(transmit) = link.poll_idle_ack() else { return };
-        let posted = self.poster.post(cq, queue_pair, transmit);
+        let posted = self.send_path.post(cq, queue_pair, transmit);
         cq.flush();
         if let Err(cause) = posted {
             self.fail(cq, &cause);
@@ -521,7 +517,7 @@ impl<P: Protocol> Connection<P> {
     }
 }
 
-impl<P: Protocol> fmt::Debug for Connection<P> {
+impl<P: UpperLayer> fmt::Debug for Connection<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let phase = self.queue_pair.as_ref().map(|queue_pair| queue_pair.phase);
         f.debug_struct("Connection").field("phase", &phase).finish_non_exhaustive()
@@ -538,7 +534,8 @@ fn revoke(link: &mut Option<Link>, deferred: &mut Vec<Deferred>, tag: u64) -> Re
     }
 }
 
-/// Has readers of streams woken, and what the link no longer needs dropped, once the lock is released.
+/// Has readers of streams woken, and what the link no longer needs dropped, once the lock is
+/// released.
 #[inline]
 fn take_wakes_and_freed(link: &mut Link, deferred: &mut Vec<Deferred>) {
     while let Some(reader) = link.take_reader() {

@@ -6,18 +6,17 @@
 //! Invariants:
 //! 1. It sleeps only after: arm, then a poll that found nothing, with the waker registered under
 //!    the same lock. So nothing that arrives later can be missed, without any safety timer.
-//! 2. While it sleeps, the one timer it holds is the shard's earliest deadline. While it stands back
-//!    because callers poll, it looks again soon: see [`lead`](crate::engine::shard).
+//! 2. While it sleeps, the one timer it holds is the shard's earliest deadline. While it stands
+//!    back because callers poll, it looks again soon: see [`shard`](crate::engine::shard).
 //! 3. When it is dropped (its runtime shuts down), every connection of the shard ends with
-//!    [`CloseCause::DriverGone`](crate::connect::error::CloseCause::DriverGone).
+//!    [`CloseCause::DriverGone`](crate::device::connection_error::CloseCause::DriverGone).
 //! 4. A panic of user code ends neither the driver nor the actions behind it.
 //! 5. It yields to other tasks. On a single-threaded runtime all of them run before it is polled
-//!    again, the main future and `LocalSet`s among them, and I/O is polled; in busy mode, while nothing
-//!    comes, only tasks that are ready, but for one turn in `TURNS_PER_LOOK`. On a multi-threaded one
-//!    other threads can steal it, so a task that blocks holds up only its own thread. How late
-//!    timers and other tasks can be is bounded: see `driver/tempo.rs`.
+//!    again, the main future and `LocalSet`s among them, and I/O is polled; in busy mode, while
+//!    nothing comes, only tasks that are ready, but for one turn in `TURNS_PER_LOOK`. On a
+//!    multi-threaded one other threads can steal it, so a task that blocks holds up only its own
+//!    thread. How late timers and other tasks can be is bounded: see `pacer.rs`.
 
-mod tempo;
 #[cfg(test)]
 mod tests;
 
@@ -25,58 +24,60 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::Sleep;
 
-use self::tempo::Tempo;
 use crate::device::{ProviderError, open_files};
 use crate::engine::clock;
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::deferred::Deferred;
 use crate::engine::executor::Executor;
+use crate::engine::poll::give_way;
+use crate::engine::poll::pacer::Pacer;
+use crate::engine::poll::spin::{PollMode, Wait};
 use crate::engine::shard::{Shard, State};
-use crate::engine::spin::{PollMode, Wait};
-use crate::engine::upper::Protocol;
+use crate::engine::upper::UpperLayer;
+use crate::memory::process::OfProcess;
 use crate::user_code::caught;
 
 /// Rounds with progress before the driver yields to other tasks of the worker.
 const ROUNDS_PER_POLL: u32 = 16;
 /// Empty polls of the CQ before returning to the scheduler while spinning.
 const POLLS_PER_SPIN: u32 = 32;
-/// Turns in vain of a busy driver for each in which a single-threaded runtime polls I/O: that takes as
-/// long as a turn, and what arrives meanwhile waits.
+/// Turns in vain of a busy driver for each in which a single-threaded runtime polls I/O: that takes
+/// as long as a turn, and what arrives meanwhile waits.
 const TURNS_PER_LOOK: u32 = 3;
 
 /// Drives one shard until the shard is closed and empty, or its CQ has died. Spawn it on a tokio
 /// runtime with I/O and time enabled.
 #[must_use = "a driver does nothing until it is spawned"]
-pub struct Driver<P: Protocol, E: Executor<P>> {
+pub struct Driver<P: UpperLayer, E: Executor<P>> {
     shard: Arc<Shard<P>>,
     executor: E,
-    events: AsyncFd<OwnedFd>,
+    /// A child must not drop it: it shares its parent's epoll, which would forget the descriptor.
+    events: OfProcess<AsyncFd<OwnedFd>>,
     sleep: Option<Pin<Box<Sleep>>>,
     is_busy: bool,
     parked_at: Option<Instant>,
     stood_back: bool,
-    tempo: Tempo,
+    pacer: Pacer,
     polls_per_spin: u32,
     /// Turns in a row of a busy driver that found nothing.
     turns_in_vain: u32,
-    /// The thread has let others have its core in this turn, and nothing has come since.
+    /// The core was yielded in this turn, and nothing has come since.
     has_yielded: bool,
     /// Something woke it, and it has not polled since.
     looks_first: bool,
     /// Actions to be run, including those left over when a round ended early.
     actions: VecDeque<(ConnectionKey, P::Action)>,
-    has_other_threads: bool,
-    /// Tells the shard that what is the user's runs, so that no doorbell waits for the next poll.
+    /// User code runs, as the shard sees it: no doorbell may wait for the next poll.
     acts: Arc<AtomicBool>,
 }
 
@@ -88,11 +89,11 @@ enum Round {
     Woke,
     /// Nothing.
     Idle,
-    /// Nothing was done, as callers poll; to be looked at again at this time.
+    /// Nothing was done, as a caller leads. The driver must look again at this time.
     Led(Instant),
 }
 
-impl<P: Protocol, E: Executor<P>> Driver<P, E> {
+impl<P: UpperLayer, E: Executor<P>> Driver<P, E> {
     /// Prepares to drive `shard`. Must be called inside the runtime that will run it.
     ///
     /// # Errors
@@ -117,19 +118,18 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
         Ok(Self {
             shard,
             executor,
-            events,
+            events: OfProcess::new(events),
             sleep: None,
             is_busy: mode == PollMode::Busy,
             parked_at: None,
             stood_back: false,
-            tempo: Tempo::default(),
+            pacer: Pacer::default(),
             // In event mode the driver polls once, then parks.
             polls_per_spin: if mode == PollMode::Event { 1 } else { POLLS_PER_SPIN },
             turns_in_vain: 0,
             has_yielded: false,
             looks_first: false,
             actions: VecDeque::new(),
-            has_other_threads: tokio::runtime::Handle::current().metrics().num_workers() > 1,
             acts,
         })
     }
@@ -138,8 +138,8 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
     fn round(&mut self, cx: &Context<'_>) -> Round {
         let mut found = 0;
         let has_results = self.executor.has_results();
-        let now = self.tempo.wants_clock().then(clock::now);
-        let deferred = {
+        let now = self.pacer.wants_clock().then(clock::now);
+        let (deferred, _log) = {
             let mut state = self.shard.lock();
             if state.is_led() && !has_results && self.actions.is_empty() {
                 return Round::Led(state.stand_back(cx.waker().clone()));
@@ -147,7 +147,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             if let Some(now) = now {
                 state.set_now(now);
                 state.run_timers();
-                if self.tempo.on_clock(now) {
+                if self.pacer.on_clock(now) {
                     state.look_around();
                 }
             }
@@ -177,19 +177,19 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             }
             let deferred = state.take_deferred();
             if has_results || !deferred.is_empty() || !self.actions.is_empty() {
-                // What is the user's runs from here on and may take long: no doorbell waits for it,
-                // neither those that polling has left on some devices nor those of callers. (The soft
-                // device over tcp may hold back that it has accepted small messages.)
+                // User code runs from here on and may take long: no doorbell waits for it, neither
+                // those that polling has left on some devices nor those of callers. (The soft
+                // device over tcp may hold back acknowledgements of small messages.)
                 state.cq().flush();
                 self.acts.store(true, Ordering::Relaxed);
             }
-            deferred
+            (deferred, state.unlock())
         };
         Deferred::run_all(deferred);
         if has_results {
             caught(|| self.executor.applied());
         }
-        self.tempo.on_round(found);
+        self.pacer.on_round(found);
         let round = self.run_actions(found);
         self.acts.store(false, Ordering::Relaxed);
         round
@@ -203,7 +203,8 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             // Applied results are dropped outside the lock, so do not poll for long before that.
             1
         } else {
-            // Who yields before it polls takes what woke it, and what comes beside work of this end.
+            // A driver that yields before it polls still takes what woke it, and what comes while
+            // this end has work.
             let least = u32::from(self.looks_first || state.has_actions());
             state.polls_at_most(self.polls_per_spin).max(least)
         }
@@ -216,71 +217,64 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
         let mut woke = false;
         while let Some((key, action)) = self.actions.pop_front() {
             woke |= caught(|| self.executor.execute(key, action)).unwrap_or_default();
-            self.tempo.on_effect();
-            if self.tempo.wants_clock() {
+            self.pacer.on_effect();
+            if self.pacer.wants_clock() {
                 break;
             }
         }
         if woke && !self.executor.has_results() { Round::Woke } else { Round::Progress }
     }
 
-    /// Yields: the task is polled again after other tasks of its thread have run and I/O was polled
-    /// (invariant 5). On a single-threaded runtime this is [`tokio::task::yield_now`]. On a
-    /// multi-threaded one the waker is called directly: a task deferred by `yield_now` cannot be
-    /// stolen, and a task that blocks the thread would hold it up.
-    fn give_way(&self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.has_other_threads {
-            cx.waker().wake_by_ref();
-        } else {
-            let _ = pin!(tokio::task::yield_now()).poll(cx);
-        }
-        Poll::Pending
-    }
-
-    /// Yields in busy mode while nothing comes: to tasks that are ready, and seldom to all (invariant 5).
-    fn spin(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Yields in busy mode while nothing comes: to tasks that are ready, and seldom to all
+    /// (invariant 5).
+    fn spin(&mut self, cx: &mut Context<'_>) {
         self.turns_in_vain = self.turns_in_vain.wrapping_add(1);
         if self.turns_in_vain.is_multiple_of(TURNS_PER_LOOK) {
-            return self.give_way(cx);
+            give_way(cx);
+        } else {
+            cx.waker().wake_by_ref();
         }
-        cx.waker().wake_by_ref();
-        Poll::Pending
     }
 
-    /// Waits after a round that found nothing. `None` means: run another round at once.
-    fn wait(&mut self, cx: &mut Context<'_>) -> Option<Poll<()>> {
+    /// Waits after a round that found nothing. False: another round must run at once.
+    fn wait(&mut self, cx: &mut Context<'_>) -> bool {
         if self.is_busy {
-            return Some(self.spin(cx));
+            self.spin(cx);
+            return true;
         }
         let now = Instant::now();
         let wait = {
             let mut state = self.shard.lock();
             let wait = state.on_idle(now);
             if wait == Wait::Yield {
-                // What callers have posted does not wait for whoever runs meanwhile.
+                // What callers have posted does not wait for the thread that runs meanwhile.
                 state.cq().flush();
             }
             wait
         };
         match wait {
-            Wait::Spin => Some(self.give_way(cx)),
-            // Who ran may have sent something: looking costs less than a turn of the runtime.
+            // The thread that ran may have sent something: looking costs less than a turn of the
+            // runtime.
             Wait::Yield if !self.has_yielded && self.shard.yield_core() => {
                 self.has_yielded = true;
-                None
+                false
             }
-            Wait::Yield => Some(self.give_way(cx)),
+            Wait::Spin | Wait::Yield => {
+                give_way(cx);
+                true
+            }
             Wait::Park => self.park(cx, now),
         }
     }
 
-    /// Arms the CQ, polls once more, and sleeps (invariant 1).
-    fn park(&mut self, cx: &mut Context<'_>, machine_now: Instant) -> Option<Poll<()>> {
-        let (deadline, deferred) = {
+    /// Arms the CQ, polls once more, and sleeps (invariant 1). False: another round must run at
+    /// once.
+    fn park(&mut self, cx: &mut Context<'_>, machine_now: Instant) -> bool {
+        let (deadline, deferred, _log) = {
             let mut state = self.shard.lock();
             if state.has_polled() {
                 // A caller has taken over meanwhile: the next round stands back.
-                return None;
+                return false;
             }
             state.set_now(clock::now());
             state.run_timers();
@@ -295,19 +289,17 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
                 || state.is_finished()
             {
                 let _ = state.finish_visit();
-                return None;
+                return false;
             }
             if !state.park(cx.waker().clone()) {
-                return None;
+                return false;
             }
-            (state.next_deadline(), state.take_deferred())
+            let (deadline, deferred) = (state.next_deadline(), state.take_deferred());
+            (deadline, deferred, state.unlock())
         };
         Deferred::run_all(deferred);
         self.parked_at = Some(machine_now);
-        if self.poll_wakeups(cx, deadline) {
-            return None;
-        }
-        Some(Poll::Pending)
+        !self.poll_wakeups(cx, deadline)
     }
 
     /// Registers for the event fd and the timer. True when one of them is ready already.
@@ -364,12 +356,15 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
     }
 }
 
-impl<P: Protocol, E: Executor<P> + Unpin> Future for Driver<P, E> {
+impl<P: UpperLayer, E: Executor<P> + Unpin> Future for Driver<P, E> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.get_mut();
-        this.tempo.begin_turn();
+        if !this.events.is_here() {
+            return Poll::Ready(());
+        }
+        this.pacer.begin_turn();
         this.has_yielded = false;
         this.on_woken(cx);
         for _ in 0..ROUNDS_PER_POLL {
@@ -380,7 +375,7 @@ impl<P: Protocol, E: Executor<P> + Unpin> Future for Driver<P, E> {
             match round {
                 Round::Progress => {
                     this.has_yielded = false;
-                    if this.tempo.is_turn_over() {
+                    if this.pacer.is_turn_over() {
                         break;
                     }
                 }
@@ -396,34 +391,33 @@ impl<P: Protocol, E: Executor<P> + Unpin> Future for Driver<P, E> {
                     if this.is_finished() {
                         return Poll::Ready(());
                     }
-                    match this.wait(cx) {
-                        Some(outcome) => {
-                            ready!(outcome);
-                        }
-                        None => continue,
+                    if this.wait(cx) {
+                        return Poll::Pending;
                     }
                 }
             }
         }
-        this.give_way(cx)
+        give_way(cx);
+        Poll::Pending
     }
 }
 
-impl<P: Protocol, E: Executor<P>> Driver<P, E> {
+impl<P: UpperLayer, E: Executor<P>> Driver<P, E> {
     /// Whether the shard was shut down and no connection is left, or its CQ has died.
     fn is_finished(&self) -> bool {
         self.shard.lock().is_finished()
     }
 }
 
-impl<P: Protocol, E: Executor<P>> Drop for Driver<P, E> {
+impl<P: UpperLayer, E: Executor<P>> Drop for Driver<P, E> {
     fn drop(&mut self) {
         let mut actions = std::mem::take(&mut self.actions);
-        let deferred = {
+        let (deferred, _log) = {
             let mut state = self.shard.lock();
             state.driver_gone();
             state.take_actions(&mut actions);
-            state.take_deferred()
+            let deferred = state.take_deferred();
+            (deferred, state.unlock())
         };
         Deferred::run_all(deferred);
         for (_, action) in actions {
@@ -432,7 +426,7 @@ impl<P: Protocol, E: Executor<P>> Drop for Driver<P, E> {
     }
 }
 
-impl<P: Protocol, E: Executor<P>> std::fmt::Debug for Driver<P, E> {
+impl<P: UpperLayer, E: Executor<P>> std::fmt::Debug for Driver<P, E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Driver").field("shard", &self.shard).finish_non_exhaustive()
     }

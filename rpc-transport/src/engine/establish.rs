@@ -1,17 +1,17 @@
 //! Set-up: from an address or a connection request to a connection of a shard.
 //!
 //! Owns the order of the steps: memory, QP, RECVs, private data, RTS. What waits for the device is
-//! done without the shard's lock, and the lock is never held across an await. A future of this module
-//! that is dropped leaves nothing behind: a QP that the shard has is flushed and destroyed by the
-//! driver, one that is only prepared by the device.
+//! done without the shard's lock, and the lock is never held across an await. A future of this
+//! module that is dropped leaves nothing behind: a QP that the shard has is flushed and destroyed
+//! by the driver, one that is only prepared by the device.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::connect::address::Address;
-use crate::connect::error::{CloseCause, ConnectError};
+use crate::address::Address;
+use crate::device::connection_error::{CloseCause, ConnectError};
 use crate::device::{
     Capabilities, Device, Established, Incoming, Outgoing, PeerIdentity, ProviderError, QpCapacity,
     QpHandle,
@@ -22,7 +22,7 @@ use crate::engine::connection::{
 };
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::shard::Shard;
-use crate::engine::upper::Protocol;
+use crate::engine::upper::UpperLayer;
 use crate::memory::region::ProtectionDomain;
 use crate::protocol::config::{Isolation, LinkConfig};
 use crate::protocol::handshake::{Agreed, Features, HandshakeError, Offer, Reject, RejectCode};
@@ -41,10 +41,10 @@ pub struct Connected {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcceptError {
-    /// The two sides' offers are incompatible; the peer was told.
+    /// The two sides' offers are incompatible; the peer was notified.
     #[error("the request was refused: {0}")]
     Refused(String),
-    /// No QP could be made; the peer was told.
+    /// No QP could be made; the peer was notified.
     #[error(transparent)]
     Provider(#[from] ProviderError),
     /// The peer went away, or the transport failed.
@@ -52,7 +52,7 @@ pub enum AcceptError {
     Connect(#[from] ConnectError),
 }
 
-/// Sizes of the QP for a configuration.
+/// Sizes of the QP for a configuration. `shares`: its RECVs are those of a shared receive queue.
 pub(super) fn capacity(config: &LinkConfig, shares: bool) -> QpCapacity {
     QpCapacity {
         max_send_wr: config.send_queue_budget().sq_len(),
@@ -69,25 +69,14 @@ pub fn completions_per_connection(config: &LinkConfig) -> u32 {
     capacity.max_send_wr + capacity.max_recv_wr
 }
 
-/// RECVs of a shared receive queue for each connection that there is room for, unless windows start with
-/// more than half as many and may grow: then twice what they start with, so that on the average each may
-/// grow once.
-pub const SHARED_RECVS: u32 = 16;
-
-/// The same for this configuration.
-pub(super) fn shared_recvs_per_connection(config: &LinkConfig) -> u32 {
-    SHARED_RECVS.max((2 * first_recvs(config)).min(most_recvs(config)))
-}
-
 /// The same as [`completions_per_connection`] where receives are shared.
 pub(super) fn completions_with_shared_recvs(config: &LinkConfig) -> u32 {
-    capacity(config, true).max_send_wr + shared_recvs_per_connection(config)
+    capacity(config, true).max_send_wr + first_recvs(config)
 }
 
 /// Whether connections of this configuration share their receives on a device with such a limit.
 pub(super) fn shares_recvs(config: &LinkConfig, max_srq_wr: u32) -> bool {
-    let enough = most_recvs(config).max(shared_recvs_per_connection(config));
-    config.wants_shared_recvs() && max_srq_wr >= enough
+    config.wants_shared_recvs() && max_srq_wr >= first_recvs(config)
 }
 
 /// CQ entries that one connection of a server takes on this device.
@@ -108,12 +97,8 @@ fn settled(config: &LinkConfig, device: &dyn Device) -> LinkConfig {
     config.settled(!capabilities.contains(Capabilities::FREE_REGISTRATION))
 }
 
-fn features(device: &dyn Device, config: &LinkConfig) -> Features {
-    let mut all = Features::ARENA.with(Features::REPLY_SLOTS);
-    // What a window that has fallen leaves is given up by a timer.
-    if config.keep_alive.is_some() {
-        all = all.with(Features::RETURNS);
-    }
+fn features(device: &dyn Device) -> Features {
+    let all = Features::ARENA.with(Features::REPLY_SLOTS);
     if device.attributes().capabilities.contains(Capabilities::IMMEDIATE) {
         all.with(Features::ACK_IMMEDIATE)
     } else {
@@ -129,13 +114,13 @@ struct SetupMemory {
 }
 
 /// Ends a connection whose set-up does not complete, for whatever reason.
-struct SetupGuard<P: Protocol> {
+struct SetupGuard<P: UpperLayer> {
     shard: Arc<Shard<P>>,
     key: ConnectionKey,
     armed: bool,
 }
 
-impl<P: Protocol> Drop for SetupGuard<P> {
+impl<P: UpperLayer> Drop for SetupGuard<P> {
     fn drop(&mut self) {
         if self.armed {
             self.shard.fail(self.key, &CloseCause::Local);
@@ -144,10 +129,10 @@ impl<P: Protocol> Drop for SetupGuard<P> {
     }
 }
 
-impl<P: Protocol> Shard<P> {
+impl<P: UpperLayer> Shard<P> {
     /// Creates a shard of a server, with a CQ of so many entries: [`server_completions`] for each
-    /// connection. Its connections share their receives if the configuration asks for it and the device has
-    /// such a queue.
+    /// connection. Its connections share their receives if the configuration asks for it and the
+    /// device has such a queue.
     ///
     /// # Errors
     /// [`ProviderError`] from the creation of the queues.
@@ -163,10 +148,19 @@ impl<P: Protocol> Shard<P> {
             return Self::new(device, domain, cq_entries);
         }
         let connections = cq_entries / completions_with_shared_recvs(config);
-        let recvs = connections.max(1) * shared_recvs_per_connection(config);
-        let recvs = recvs.min(max_srq_wr);
-        let kept = connections.max(1) * first_recvs(config);
-        Self::sharing(device, domain, cq_entries, [recvs, kept], config.receive_buffer())
+        let share = first_recvs(config);
+        let places = connections.max(1).min(max_srq_wr / share);
+        Self::sharing(device, domain, cq_entries, [places, share], config.receive_buffer())
+    }
+
+    /// The configuration of a connection on this shard. A window of receives that are shared does
+    /// not grow: it is offered with its first size.
+    fn settled(&self, config: &LinkConfig) -> LinkConfig {
+        let config = settled(config, &**self.device());
+        match self.shared_recvs() {
+            Some(_) => config.clone().data_credits(config.first_window().data),
+            None => config,
+        }
     }
 
     /// Connects: creates the QP, posts the RECVs, sends the request.
@@ -181,8 +175,8 @@ impl<P: Protocol> Shard<P> {
         timeout: Duration,
         protocol: P,
     ) -> Result<Connected, ConnectError> {
-        let config = &settled(config, &**self.device());
-        let offer = Offer::new(config, features(&**outgoing.device(), config), nonce());
+        let config = &self.settled(config);
+        let offer = Offer::new(config, features(&**outgoing.device()), nonce());
         let mut outgoing = outgoing;
         let memory = self.memory_for(config)?;
         let late = || ConnectError::TimedOut { address: address.clone(), after: timeout };
@@ -200,7 +194,15 @@ impl<P: Protocol> Shard<P> {
         let established = tokio::time::timeout(left, outgoing.connect(&request))
             .await
             .map_err(|_| late())?
-            .map_err(readable_reject)?;
+            .map_err(|error| match error {
+                // The provider only knows that it was rejected: the peer has given a reason.
+                ConnectError::Rejected { address, reason, private_data } => {
+                    let given = Reject::from_bytes(&private_data);
+                    let reason = given.map_or(reason, |reject| reject.to_string());
+                    ConnectError::Rejected { address, reason, private_data }
+                }
+                error => error,
+            })?;
         let agreed = agree(&offer, &established, address)?;
         let peer = established.peer.clone();
         self.prepare(key, config, &agreed, &peer)?;
@@ -220,12 +222,12 @@ impl<P: Protocol> Shard<P> {
         protocol: P,
     ) -> Result<Connected, AcceptError> {
         let mut incoming = incoming;
-        let config = &settled(config, &**self.device());
-        let offer = Offer::new(config, features(&**incoming.device(), config), nonce());
+        let config = &self.settled(config);
+        let offer = Offer::new(config, features(&**incoming.device()), nonce());
         let agreed = match requested(&offer, incoming.private_data()) {
             Ok(agreed) => agreed,
             Err(reject) => {
-                let refused = AcceptError::Refused(format!("{}: {}", reject.code, reject.text));
+                let refused = AcceptError::Refused(reject.to_string());
                 incoming.reject(&reject.to_bytes()).await;
                 return Err(refused);
             }
@@ -269,7 +271,7 @@ impl<P: Protocol> Shard<P> {
             Isolation::PerConnection => self.device().allocate_pd()?,
         };
         let recv_buffers = match self.shared_recvs() {
-            Some(shared) => RecvBuffers::of_shared(shared, config)?,
+            Some(shared) => RecvBuffers::shared(shared.begin()?, config),
             None => RecvBuffers::new(&domain, &**self.device(), config)?,
         };
         let (size, slots) = (config.receive_buffer(), config.send_queue_budget().sq_len());
@@ -290,6 +292,7 @@ impl<P: Protocol> Shard<P> {
         ) -> Result<QpHandle, ProviderError>,
     ) -> Result<(ConnectionKey, QpHandle), ProviderError> {
         let SetupMemory { domain, recv_buffers, send_buffers } = memory;
+        // None of a share: those are posted already.
         let first: Vec<_> = (0..recv_buffers.first()).map_while(|_| recv_buffers.take()).collect();
         let mut state = self.lock();
         if let Some(why) = state.refusal() {
@@ -298,13 +301,13 @@ impl<P: Protocol> Shard<P> {
         let qp = create(state.cq(), &domain)?;
         let max_inline = state.cq().max_inline_bytes(qp);
         let pipe = ConnectionQp::new(qp, max_inline, recv_buffers, send_buffers);
-        let poster = SendPath::new(domain, &**self.device(), config);
-        let connection = Connection::new(protocol, poster, pipe, holders);
+        let send_path = SendPath::new(domain, &**self.device(), config);
+        let connection = Connection::new(protocol, send_path, pipe, holders);
         let key = state.insert(qp, connection);
         let Some((cq, connection)) = state.cq_and_connection(key) else {
             return Err(ProviderError::UnknownQp);
         };
-        let mut posted = connection.post_share(cq);
+        let mut posted = Ok(());
         for buffer in first {
             posted = posted.and_then(|()| connection.post_recv(cq, buffer));
         }
@@ -356,7 +359,7 @@ impl<P: Protocol> Shard<P> {
 }
 
 /// A connection in set-up, unless it has ended meanwhile.
-fn usable<P: Protocol>(
+fn usable<P: UpperLayer>(
     connection: Option<&mut Connection<P>>,
 ) -> Result<&mut Connection<P>, ProviderError> {
     let Some(connection) = connection else { return Err(ProviderError::UnknownQp) };
@@ -386,7 +389,7 @@ fn agree(
     let server = Offer::from_reply(&established.private_data).map_err(protocol)?;
     offer.agree_as_client(&server).map_err(|reject| {
         let address = address.clone();
-        let reason = format!("{}: {}", reject.code, reject.text);
+        let reason = reject.to_string();
         match reject.code {
             RejectCode::VersionMismatch => {
                 ConnectError::Rejected { address, reason, private_data: Vec::new() }
@@ -397,18 +400,7 @@ fn agree(
     })
 }
 
-/// Puts the peer's reason into a rejection: the provider only knows that it was rejected.
-fn readable_reject(error: ConnectError) -> ConnectError {
-    let ConnectError::Rejected { address, reason, private_data } = error else { return error };
-    let reason = match Reject::from_bytes(&private_data) {
-        Ok(reject) if reject.text.is_empty() => reject.code.to_string(),
-        Ok(reject) => format!("{}: {}", reject.code, reject.text),
-        Err(_) => reason,
-    };
-    ConnectError::Rejected { address, reason, private_data }
-}
-
-/// A number that tells two attempts apart; not a secret.
+/// A number that differs between two attempts; not a secret.
 fn nonce() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id())

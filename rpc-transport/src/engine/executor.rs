@@ -2,10 +2,10 @@
 
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::shard::State;
-use crate::engine::upper::Protocol;
+use crate::engine::upper::UpperLayer;
 
 /// Runs actions outside the shard's lock, and feeds results back under it.
-pub trait Executor<P: Protocol>: Send + 'static {
+pub trait Executor<P: UpperLayer>: Send + 'static {
     /// Runs one action. User code is allowed here. Returns whether a task was woken, in which case
     /// the driver yields to it soon.
     fn execute(&mut self, key: ConnectionKey, action: P::Action) -> bool;

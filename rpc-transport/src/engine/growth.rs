@@ -4,8 +4,8 @@
 
 use std::time::Instant;
 
-use crate::connect::error::CloseCause;
 use crate::device::ProviderError;
+use crate::device::connection_error::CloseCause;
 use crate::log_limit::LogLimit;
 use crate::memory::budget::MemoryBudget;
 use crate::memory::region::{Access, ProtectionDomain};
@@ -60,7 +60,7 @@ pub(crate) fn grow_arena(
     let charge = match budget.reserve_spare(bytes) {
         Ok(charge) => charge,
         Err(reason) => {
-            logged(move || tracing::debug!(%reason, "no arena, large messages are copied"));
+            logged(move || tracing::debug!(%reason, "no arena: copying large messages"));
             link.decline_arena();
             return Ok(());
         }
@@ -72,7 +72,7 @@ pub(crate) fn grow_arena(
             link.add_arena(region).map_err(|error| CloseCause::Device(error.to_string().into()))
         }
         Err(error) => {
-            let text = "no memory for an arena, large messages are copied";
+            let text = "no memory for an arena: copying large messages";
             let log = move || tracing::warn!(%error, bytes, "{text}");
             NO_ARENAS.fault(Instant::now(), || logged(log));
             link.decline_arena();
@@ -81,14 +81,14 @@ pub(crate) fn grow_arena(
     }
 }
 
-static NO_ARENAS: LogLimit = LogLimit::new("arenas that there was no memory for");
+static NO_ARENAS: LogLimit = LogLimit::new("arenas without memory");
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn half_is_asked_for_until_it_is_granted_and_a_refusal_of_all_is_remembered() {
+    fn growth_halves_until_granted_and_remembers_refusals() {
         let refused = || ProviderError::Resources { what: "register", message: String::new() };
         let mut growth = Growth::default();
         let mut asked = Vec::new();

@@ -1,28 +1,26 @@
 //! How much locked memory connections of a configuration need on a NIC.
 //!
-//! Owns the sum, for whoever checks it before anything is created and for whoever asks beforehand. The
-//! sizes of single objects are those of [`locked`].
+//! Owns the sum, for the check before anything is created and for the doctor.
+//! The sizes of single objects are those of [`locked`].
 
-use super::connection::{FIRST_SEND_BUFFERS, first_locked, first_recvs, with_lendable};
+use super::connection::{FIRST_SEND_BUFFERS, first_recvs, with_lendable};
 use super::establish::{
-    capacity, completions_per_connection, completions_with_shared_recvs,
-    shared_recvs_per_connection, shares_recvs,
+    capacity, completions_per_connection, completions_with_shared_recvs, shares_recvs,
 };
-use super::shared_recvs::STEP as SHARED_STEP;
 use crate::device::{QueueLimits, locked};
 use crate::memory::region::BufferPool;
 use crate::protocol::config::LinkConfig;
 
-/// Number of connections that the first CQ of a server on a NIC is sized for: its memory is locked as
-/// soon as it exists, and for 1024 connections that would be 16 MiB on mlx5, twice of what systemd and
-/// container runtimes let a process lock.
+/// Number of connections that the first CQ of a server on a NIC is sized for: its memory is locked
+/// as soon as it exists, and for 1024 connections that would be 16 MiB on mlx5, twice of what
+/// systemd and container runtimes let a process lock.
 pub const FIRST_CONNECTIONS_PER_CQ: u32 = 64;
 
 /// Number of connections that no CQ of a server is sized beyond.
 pub const CONNECTIONS_PER_CQ: u32 = 1024;
 
-/// Number of connections for the CQ of a further shard on a NIC, where there are `count` shards and the
-/// server is to have `shards`. Those that are added when all are full double what there is.
+/// Number of connections for the CQ of a further shard on a NIC, where there are `count` shards and
+/// the server is to have `shards`. Those that are added when all are full double what there is.
 #[must_use]
 pub fn connections_of_cq(count: usize, shards: usize) -> u32 {
     let added = (count + 1).saturating_sub(shards.max(1)).min(16);
@@ -33,14 +31,15 @@ pub fn connections_of_cq(count: usize, shards: usize) -> u32 {
 /// what is registered, bytes. More comes with its windows, as far as there is any.
 #[must_use]
 pub fn registered_bytes(config: &LinkConfig) -> u64 {
-    pool_bytes(config, first_locked(config)) + pool_bytes(config, FIRST_SEND_BUFFERS)
+    pool_bytes(config, first_recvs(config)) + pool_bytes(config, FIRST_SEND_BUFFERS)
 }
 
 fn buffer_bytes(config: &LinkConfig) -> u32 {
     config.settled(true).receive_buffer()
 }
 
-/// The same with the connection's queues, for a NIC that counts them, bytes. Without its share of a CQ.
+/// The same with the connection's queues, for a NIC that counts them, bytes. Without its share of a
+/// CQ.
 #[must_use]
 pub fn connection_bytes(config: &LinkConfig) -> u64 {
     registered_bytes(config) + locked::queue_pair(capacity(config, false))
@@ -52,8 +51,8 @@ pub fn channel_bytes(config: &LinkConfig) -> u64 {
     connection_bytes(config) + locked::completion_queue(completions_per_connection(config))
 }
 
-/// Locked memory that a server of `shards` shards needs on a NIC for so many connections, bytes. Without
-/// the windows that grow and without large payloads, whose memory comes on demand.
+/// Locked memory that a server of `shards` shards needs on a NIC for so many connections, bytes.
+/// Without the windows that grow and without large payloads, whose memory comes on demand.
 #[must_use]
 pub fn server_bytes(
     config: &LinkConfig,
@@ -68,24 +67,21 @@ pub fn server_bytes(
         false => completions_per_connection(config),
     };
     let (mut queues, mut count, mut room) = (0, 0, 0_u64);
-    // A shard for each connection until there are as many as wanted, then one whenever all are full.
+    // A shard for each connection until there are as many as wanted, then one whenever all are
+    // full.
     while u64::from(connections) > room || (count < shards && count < connections as usize) {
         let entries = each.saturating_mul(connections_of_cq(count, shards)).min(max_cqe).max(each);
         queues += locked::completion_queue(entries);
         let mut room_here = entries / each;
         if shares {
-            let recvs = (room_here * shared_recvs_per_connection(config)).min(max_srq_wr);
-            queues += locked::shared_receive_queue(recvs);
-            room_here = room_here.min(recvs / first_recvs(config));
+            room_here = room_here.min(max_srq_wr / first_recvs(config));
+            let recvs = room_here * first_recvs(config);
+            queues += locked::shared_receive_queue(recvs) + pool_bytes(config, recvs);
         }
         room += u64::from(room_here);
         count += 1;
     }
-    let recvs = u64::from(first_recvs(config)) * u64::from(connections);
-    // Each shard may have one step of buffers that it does not need all of.
-    let steps = recvs.div_ceil(SHARED_STEP.into()) + count.saturating_sub(1) as u64;
-    let shared = if shares { pool_bytes(config, SHARED_STEP) * steps } else { 0 };
-    queues + shared + served_bytes(config, shares) * u64::from(connections)
+    queues + served_bytes(config, shares) * u64::from(connections)
 }
 
 /// What a connection of a server has for itself, without receives that it shares.
@@ -119,18 +115,13 @@ pub fn most_connections(
     fitting
 }
 
-/// Locked memory that a connection of a server of this configuration takes at most when its window grows,
-/// on a device that locks what is registered, bytes.
+/// Locked memory that a connection of a server of this configuration takes at most when its window
+/// grows, on a device that locks what is registered, bytes.
 #[must_use]
 pub fn growth_bytes(config: &LinkConfig, limits: QueueLimits) -> u64 {
     let more = config.window().data - config.first_window().data;
-    if more == 0 {
+    if more == 0 || shares_recvs(config, limits.max_srq_wr) {
         return 0;
-    }
-    if shares_recvs(config, limits.max_srq_wr) {
-        // On the average: one may have more, where others have less.
-        let most = shared_recvs_per_connection(config) - first_recvs(config);
-        return pool_bytes(config, most.min(more.into()));
     }
     pool_bytes(config, with_lendable(more.into()))
 }
@@ -147,7 +138,7 @@ mod tests {
 
     /// What a server may lock is not what its first connection does.
     #[test]
-    fn a_server_locks_its_connections_and_the_queues_that_they_are_spread_over() {
+    fn server_need_counts_connections_and_their_queues() {
         let config = LinkConfig::default();
         let each = completions_per_connection(&config);
         let connection = connection_bytes(&config);
@@ -178,16 +169,19 @@ mod tests {
     /// The sum was that of shared receives also on irdma, which has none: too little by a twentieth
     /// with this configuration, and by a fifth with small buffers.
     #[test]
-    fn who_asks_for_shared_receives_is_told_what_the_device_locks_for_want_of_them() {
-        let own = LinkConfig::default().first_data_credits(2);
+    fn unsupported_shared_receives_count_as_own_receives() {
+        let own = LinkConfig::default().data_credits(2);
         let sharing = own.clone().shared_receive_queue(true);
         let on = |max_srq_wr| QueueLimits { max_srq_wr, ..QueueLimits::UNLIMITED };
         let need = |config, limits| server_bytes(config, 64, 1, limits);
         assert_eq!(need(&sharing, on(0)), need(&own, on(0)));
         assert!(need(&sharing, on(32_767)) < need(&own, on(32_767)));
         // One that is too short for the window of a single connection is not used.
-        assert_eq!(need(&sharing, on(10)), need(&own, on(10)));
-        assert_eq!(growth_bytes(&sharing, on(0)), growth_bytes(&own, on(0)));
+        assert_eq!(need(&sharing, on(5)), need(&own, on(5)));
+        let wide = LinkConfig::default();
+        let growth =
+            |max_srq_wr| growth_bytes(&wide.clone().shared_receive_queue(true), on(max_srq_wr));
+        assert_eq!((growth(0), growth(100)), (growth_bytes(&wide, on(0)), 0));
         // 16 connections of 6 receives fill a queue of 100.
         let limits = on(100);
         let queues = |connections| server_bytes(&sharing, connections, 1, limits);
@@ -197,8 +191,8 @@ mod tests {
     }
 
     #[test]
-    fn the_most_connections_of_a_limit_fit_and_one_more_does_not() {
-        let shared = LinkConfig::default().shared_receive_queue(true).first_data_credits(2);
+    fn limit_fits_exactly_its_most_connections() {
+        let shared = LinkConfig::default().shared_receive_queue(true).data_credits(2);
         let small = QueueLimits { max_cqe: 5_000, max_srq_wr: 400 };
         for (config, shards, limits) in [LinkConfig::default(), shared].into_iter().flat_map(|it| {
             [(it.clone(), 1, QueueLimits::UNLIMITED), (it.clone(), 3, small), (it, 1, small)]

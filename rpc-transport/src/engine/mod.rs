@@ -13,7 +13,10 @@ pub mod establish;
 pub mod executor;
 mod growth;
 pub mod locked_need;
+pub mod poll;
+mod pump_queue;
 pub mod shard;
 mod shared_recvs;
-pub mod spin;
 pub mod upper;
+
+pub use self::poll::spin;

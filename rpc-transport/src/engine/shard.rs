@@ -2,66 +2,62 @@
 //!
 //! Owns every connection of one CQ from set-up until its QP is destroyed. Any thread that holds the
 //! lock may poll and post; usually that is the [driver](crate::engine::driver). Never runs user
-//! code under the lock: such work leaves as actions of the [`Protocol`].
+//! code under the lock: such work leaves as actions of the [`UpperLayer`].
 //!
 //! Invariants:
-//! 1. The RECVs of a run of messages are reposted before anything is sent that may carry their credits
-//!    (credit rule 2).
+//! 1. The RECVs of a run of messages are reposted before anything is sent that may carry their
+//!    credits (credit rule 2).
 //! 2. A connection whose state changed is on the dirty list until it has been pumped, and the lock
 //!    is never released while the list is non-empty. One exception: where pumping would only
 //!    collect actions, they are collected directly.
 //! 3. An entry is removed only when its QP is destroyed and nobody holds its handle.
 //! 4. A panic under the lock ends every connection of the shard. A panic of user code, which runs
 //!    after the lock is released, is logged and ends nothing.
-//! 5. The registered deadline of a connection is never later than its real one, so a driver that
+//! 5. A child of `fork(2)` never sees the state, which its parent uses, and does not drop it: it
+//!    finds a shard that has ended, with [`CloseCause::Forked`].
+//! 6. The registered deadline of a connection is never later than its real one, so a driver that
 //!    sleeps until the earliest registered deadline misses none.
 
-mod caller_polling;
-mod lead;
-mod leader;
+mod orphan;
 mod returns;
 mod state;
 #[cfg(any(test, feature = "model"))]
 mod stats;
 #[cfg(test)]
 pub(super) mod tests;
+mod waiting;
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
 use parking_lot::{Mutex, MutexGuard};
 
-pub use self::lead::Waited;
 pub(crate) use self::returns::WakeList;
 pub use self::state::State;
 #[cfg(any(test, feature = "model"))]
 pub use self::stats::ShardStats;
-use crate::connect::error::CloseCause;
+pub use self::waiting::Waited;
+use crate::device::connection_error::CloseCause;
 use crate::device::{Capabilities, CompletionQueue, CqRef, Device, ProviderError};
-use crate::engine::connection::first_recvs;
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::deferred::Deferred;
 use crate::engine::shared_recvs::SharedRecvs;
-use crate::engine::upper::{Protocol, Revoke};
+use crate::engine::upper::{Revoke, UpperLayer};
+use crate::memory::process::OfProcess;
 use crate::memory::region::ProtectionDomain;
-use crate::protocol::config::LinkConfig;
-use crate::protocol::credit::RecvPool;
+use crate::protocol::credit::SharePool;
 use crate::protocol::frame::CloseReason;
 use crate::protocol::link::LinkMetrics;
-use crate::user_code::{HoldsShard, caught};
+use crate::user_code::{HoldsShard, KeptLog, caught};
 
-/// Empty polls in a row before the caller checks its call again. The lock is offered to other
-/// threads in between, and one of them may have completed the call.
-const POLLS_PER_LOOK: u32 = 8;
-
-/// The state of a call, for a caller that polls the CQ itself.
+/// The state of a call that was just sent.
 #[derive(Debug)]
-pub enum Progress<T> {
-    /// The result.
-    Done(T),
-    /// Nothing yet; polling on may bring it.
+pub enum Progress {
+    /// The result has come.
+    Done,
+    /// Nothing yet, and it is the only call: polling may bring its result.
     Wait,
     /// Nothing yet, and the caller should not poll for it now.
     GiveUp,
@@ -78,8 +74,10 @@ pub struct Survey {
 }
 
 /// One CQ with its connections, shared by callers and the driver.
-pub struct Shard<P: Protocol> {
-    state: Mutex<State<P>>,
+pub struct Shard<P: UpperLayer> {
+    state: OfProcess<Mutex<State<P>>>,
+    /// The state that a child of this process sees.
+    orphan: OnceLock<Box<Mutex<State<P>>>>,
     returns: Arc<WakeList>,
     device: Arc<dyn Device>,
     domain: ProtectionDomain,
@@ -87,7 +85,7 @@ pub struct Shard<P: Protocol> {
     shared_recvs: Option<Arc<SharedRecvs>>,
 }
 
-impl<P: Protocol> Shard<P> {
+impl<P: UpperLayer> Shard<P> {
     /// Creates a shard and its CQ.
     ///
     /// # Errors
@@ -101,8 +99,8 @@ impl<P: Protocol> Shard<P> {
         Ok(Self::on(cq, device, domain, None))
     }
 
-    /// The same with a shared receive queue of so many receives, which are buffers of `buffer_bytes`; how
-    /// many of them are kept for connections that begin.
+    /// The same with a shared receive queue for so many connections, with so many receives of each,
+    /// which are buffers of `buffer_bytes`.
     ///
     /// # Errors
     /// [`ProviderError`] from the creation of the queues.
@@ -110,15 +108,13 @@ impl<P: Protocol> Shard<P> {
         device: Arc<dyn Device>,
         domain: ProtectionDomain,
         cq_entries: u32,
-        [recvs, kept]: [u32; 2],
+        shares: [u32; 2],
         buffer_bytes: u32,
     ) -> Result<Arc<Self>, ProviderError> {
         let mut cq = device.create_cq(cq_entries)?;
-        cq.create_srq(&domain, recvs)?;
         let capabilities = device.attributes().capabilities;
         let may_lose = !capabilities.contains(Capabilities::KEEPS_CUT_OFF_RECVS);
-        let sizes = [recvs, kept];
-        let shared = SharedRecvs::new(domain.clone(), buffer_bytes, sizes, may_lose);
+        let shared = SharedRecvs::create(&mut *cq, &domain, shares, buffer_bytes, may_lose)?;
         Ok(Self::on(cq, device, domain, Some(shared)))
     }
 
@@ -130,7 +126,8 @@ impl<P: Protocol> Shard<P> {
     ) -> Arc<Self> {
         let returns = Arc::<WakeList>::default();
         let state = Mutex::new(State::new(cq, Arc::clone(&returns), shared_recvs.clone()));
-        Arc::new(Self { state, returns, device, domain, shared_recvs })
+        let (state, orphan) = (OfProcess::new(state), OnceLock::new());
+        Arc::new(Self { state, orphan, returns, device, domain, shared_recvs })
     }
 
     /// The receives of all its connections, if they share them.
@@ -138,9 +135,9 @@ impl<P: Protocol> Shard<P> {
         self.shared_recvs.as_ref()
     }
 
-    /// What is granted of the receives that its connections share, if they do.
-    pub fn shared_recv_pool(&self) -> Option<RecvPool> {
-        self.shared_recvs.as_ref().map(|shared| shared.pool())
+    /// The shares of the receives that its connections have together, if they do.
+    pub fn shares(&self) -> Option<SharePool> {
+        self.shared_recvs.as_ref().map(|shared| shared.shares())
     }
 
     /// The device of the CQ.
@@ -148,7 +145,8 @@ impl<P: Protocol> Shard<P> {
         &self.device
     }
 
-    /// The CQ as it is now, for set-up: who shares receives holds some by then, so their queue stays.
+    /// The CQ as it is now, for set-up: who shares receives holds some by then, so their queue
+    /// stays.
     pub(super) fn cq(&self) -> CqRef {
         self.lock().cq().for_setup()
     }
@@ -192,49 +190,34 @@ impl<P: Protocol> Shard<P> {
         result
     }
 
-    /// Runs `step` like [`Shard::with`]. Then, while `wanted` returns nothing, polls the CQ in
-    /// place of the driver for a few hundred nanoseconds, so that a single outstanding call needs
-    /// no task switch. Does not spin when spinning is disabled, nor when others wait for the lock.
+    /// Runs `step` like [`Shard::with`]. Then, if `wanted` returns [`Progress::Wait`], takes one
+    /// turn in place of the driver, so that the only call needs no task switch, and looks again.
+    /// Polls nothing when spinning is disabled.
     ///
-    /// `is_awaited`: a task waits for the answer from now on, so this runtime runs, and where others
-    /// wait too the doorbell may wait for their next poll. Whoever only starts something may let its
-    /// runtime stand still afterwards, so that all of it leaves at once.
+    /// `is_awaited`: a task waits for the answer from now on, so this runtime runs, and where
+    /// others wait too the doorbell may wait for their next poll. A caller that only starts
+    /// something may let its runtime stand still afterwards, so that all of it leaves at once;
+    /// `wanted` is not called then.
     ///
-    /// `None` when the connection is gone; the inner `None` when `wanted` returned nothing.
-    pub fn with_progress<R, T>(
+    /// `None` when the connection is gone. `wanted` keeps a result that has come, as the shard
+    /// would only move it.
+    pub fn with_progress<R>(
         &self,
         key: ConnectionKey,
         is_awaited: bool,
         step: impl FnOnce(&mut P) -> R,
-        mut wanted: impl FnMut(&mut P, &R) -> Progress<T>,
-    ) -> Option<(R, Option<T>)> {
+        mut wanted: impl FnMut(&mut P, &R) -> Progress,
+    ) -> Option<R> {
         self.visit(|state| {
             let result = state.with_now(key, is_awaited, step)?;
-            let mut spent = 0;
-            let mut budget = 0;
-            loop {
-                match wanted(&mut state.connection(key)?.protocol, &result) {
-                    Progress::Done(value) => {
-                        state.caller_polling.on_answered();
-                        if spent > 0 {
-                            state.on_lone_answer();
-                        }
-                        return Some((result, Some(value)));
-                    }
-                    Progress::Wait if state.may_poll_for_one() => {}
-                    Progress::Wait | Progress::GiveUp => return Some((result, None)),
-                }
-                if spent == 0 {
-                    budget = state.caller_polling.budget();
-                }
-                if spent >= budget {
-                    if budget > 0 {
-                        state.caller_polling.on_given_up();
-                    }
-                    return Some((result, None));
-                }
-                spent += poll_a_while(state);
+            if is_awaited
+                && let Progress::Wait = wanted(&mut state.connection(key)?.protocol, &result)
+            {
+                let is_done =
+                    |protocol: &mut P| matches!(wanted(protocol, &result), Progress::Done);
+                state.poll_for_one(key, is_done);
             }
+            Some(result)
         })
     }
 
@@ -276,6 +259,9 @@ impl<P: Protocol> Shard<P> {
 
     /// Why a connection ended, once it has.
     pub fn close_cause(&self, key: ConnectionKey) -> Option<CloseCause> {
+        if !self.state.is_here() {
+            return Some(CloseCause::Forked);
+        }
         let mut state = self.lock();
         state.connection(key)?.cause().cloned()
     }
@@ -285,10 +271,10 @@ impl<P: Protocol> Shard<P> {
         self.lock().connection(key)?.link_metrics()
     }
 
-    /// Looks at connections that have a QP, those at `from` and behind it in the table, at most `most`
-    /// places of it: so the lock is held for a short time, however many there are. Gives where to go
-    /// on; `None` at the end. Connections that come and go meanwhile may be missed, and none is seen
-    /// twice. `look` must not run user code.
+    /// Looks at connections that have a QP, those at `from` and behind it in the table, at most
+    /// `most` places of it: so the lock is held for a short time, however many there are. Gives
+    /// where to go on; `None` at the end. Connections that come and go meanwhile may be missed, and
+    /// none is seen twice. `look` must not run user code.
     pub fn survey(
         &self,
         from: usize,
@@ -329,14 +315,13 @@ impl<P: Protocol> Shard<P> {
         self.lock().refusal().is_some()
     }
 
-    /// Whether the CQ has room for `count` more connections that take `entries` of it each, and their
-    /// receives, where they share them.
-    pub fn has_room_for(&self, count: u32, entries: u32, config: &LinkConfig) -> bool {
+    /// Whether the CQ has room for `count` more connections that take `entries` of it each, and
+    /// their receives, where they share them.
+    pub fn has_room_for(&self, count: u32, entries: u32) -> bool {
         let mut state = self.lock();
         let wanted = u64::from(entries) * (state.qp_count as u64 + u64::from(count));
         let has_entries = wanted <= u64::from(state.cq().capacity());
-        let recvs = count.saturating_mul(first_recvs(config));
-        state.refusal().is_none() && has_entries && state.has_recvs(recvs)
+        state.refusal().is_none() && has_entries && state.has_shares(count)
     }
 
     /// For how many connections of `entries` completion queue entries each the CQ was made.
@@ -390,7 +375,7 @@ impl<P: Protocol> Shard<P> {
         let mut state = self.lock();
         state.closing = true;
         let waker = state.take_driver_waker();
-        drop(state);
+        let _log = state.unlock();
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -402,7 +387,14 @@ impl<P: Protocol> Shard<P> {
 
     pub(crate) fn lock(&self) -> Locked<'_, P> {
         let _holds = HoldsShard::begin();
-        Locked { state: self.state.lock(), _holds }
+        let state = self.state.get().unwrap_or_else(|| self.orphan());
+        Locked { state: state.lock(), _holds }
+    }
+
+    /// The state in a child of the process that made the shard (invariant 5).
+    #[cold]
+    fn orphan(&self) -> &Mutex<State<P>> {
+        self.orphan.get_or_init(|| Box::new(Mutex::new(State::orphan())))
     }
 
     /// One visit of a caller: runs `step` under the lock, sends what it changed, then unlocks.
@@ -431,13 +423,22 @@ impl<P: Protocol> Shard<P> {
 
 /// The held lock of a shard. User code and user destructors must not run meanwhile: debug builds
 /// panic if they do.
-pub(crate) struct Locked<'a, P: Protocol> {
+pub(crate) struct Locked<'a, P: UpperLayer> {
     // Field order is drop order: the lock is released first.
     state: MutexGuard<'a, State<P>>,
     _holds: HoldsShard,
 }
 
-impl<P: Protocol> Locked<'_, P> {
+impl<P: UpperLayer> Locked<'_, P> {
+    /// Unlocks. Kept log lines are written when the result is dropped: after the wake-ups, as a
+    /// subscriber may wait for them.
+    #[inline]
+    pub(crate) fn unlock(self) -> KeptLog {
+        let Self { state, _holds } = self;
+        drop(state);
+        _holds.end()
+    }
+
     /// Hands the lock to waiting threads, if there are any, and takes it again.
     #[inline]
     pub(crate) fn bump(&mut self) {
@@ -457,11 +458,12 @@ impl<P: Protocol> Locked<'_, P> {
                 self.cq.flush();
             }
         }
-        Leaving { waker, deferred: self.take_deferred() }
+        let deferred = self.take_deferred();
+        Leaving { waker, deferred, _log: self.unlock() }
     }
 }
 
-impl<P: Protocol> Deref for Locked<'_, P> {
+impl<P: UpperLayer> Deref for Locked<'_, P> {
     type Target = State<P>;
 
     #[inline]
@@ -470,7 +472,7 @@ impl<P: Protocol> Deref for Locked<'_, P> {
     }
 }
 
-impl<P: Protocol> DerefMut for Locked<'_, P> {
+impl<P: UpperLayer> DerefMut for Locked<'_, P> {
     #[inline]
     fn deref_mut(&mut self) -> &mut State<P> {
         &mut self.state
@@ -482,6 +484,7 @@ struct Leaving {
     /// The driver's waker, if it must poll.
     waker: Option<Waker>,
     deferred: Vec<Deferred>,
+    _log: KeptLog,
 }
 
 impl Leaving {
@@ -494,22 +497,7 @@ impl Leaving {
     }
 }
 
-/// Polls until something is found, at most [`POLLS_PER_LOOK`] times; returns the number of polls.
-#[inline]
-fn poll_a_while<P: Protocol>(state: &mut Locked<'_, P>) -> u32 {
-    for count in 1..=POLLS_PER_LOOK {
-        if state.poll() > 0 {
-            // The completion may have used up the event that a sleeping driver armed.
-            state.caller_progress = true;
-            return count;
-        }
-        state.bump();
-        state.relax();
-    }
-    POLLS_PER_LOOK
-}
-
-impl<P: Protocol> fmt::Debug for Shard<P> {
+impl<P: UpperLayer> fmt::Debug for Shard<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shard").field("device", &self.device.attributes().name).finish()
     }
@@ -517,12 +505,12 @@ impl<P: Protocol> fmt::Debug for Shard<P> {
 
 /// Ends every connection when a panic leaves their states in doubt: the lock is not poisoned, and
 /// completions that a poll had taken from the CQ are lost.
-struct EndOnPanic<'a, P: Protocol>(&'a Shard<P>);
+struct EndOnPanic<'a, P: UpperLayer>(&'a Shard<P>);
 
-impl<P: Protocol> Drop for EndOnPanic<'_, P> {
+impl<P: UpperLayer> Drop for EndOnPanic<'_, P> {
     #[cold]
     fn drop(&mut self) {
-        tracing::error!("a panic under the lock of a shard: its connections end");
+        tracing::error!("a panic under the lock of a shard: closing its connections");
         let mut state = self.0.lock();
         state.fail_all(&CloseCause::Panicked);
         self.0.finish(state);

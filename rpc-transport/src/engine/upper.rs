@@ -1,8 +1,8 @@
 //! The interface to the layer above: a pure state machine per connection.
 //!
 //! Owns the boundary between messages (here) and calls (`rpc-core`). The driver feeds a
-//! [`Protocol`] under the shard's lock and takes work that must run outside of it as *actions*:
-//! waking, running handlers, dropping user values. No user code runs inside a `Protocol`.
+//! [`UpperLayer`] under the shard's lock and takes work that must run outside of it as *actions*:
+//! waking, running handlers, dropping user values. No user code runs inside an `UpperLayer`.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
-use crate::connect::error::CloseCause;
 use crate::device::PeerIdentity;
+use crate::device::connection_error::CloseCause;
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::deferred::Deferred;
 use crate::memory::budget::MemoryBudget;
@@ -19,7 +19,7 @@ use crate::message::outgoing::OutBuf;
 use crate::message::received::Message;
 use crate::protocol::link::{Lane, Revoked, SubmitError, Waiting};
 
-/// A message that a [`Protocol`] wants sent.
+/// A message that an [`UpperLayer`] wants sent.
 #[derive(Debug)]
 pub struct Submission {
     /// Order class; control messages are urgent, the rest is classed by size.
@@ -45,7 +45,7 @@ pub enum Sleeper {
 /// returned: it is dropped outside the lock.
 pub type Revoke<'a> = &'a mut dyn FnMut(u64) -> Revoked<()>;
 
-/// Takes the work of a [`Protocol`] that must be done outside the shard's lock.
+/// Takes the work of an [`UpperLayer`] that must be done outside the shard's lock.
 pub struct Outside<'a, A> {
     pub(super) key: ConnectionKey,
     pub(super) actions: &'a mut VecDeque<(ConnectionKey, A)>,
@@ -74,13 +74,13 @@ impl<A> fmt::Debug for Outside<'_, A> {
 }
 
 /// The layer above the link, one per connection.
-pub trait Protocol: Send + Sized + 'static {
+pub trait UpperLayer: Send + Sized + 'static {
     /// Work that the driver's task must do outside the shard's lock.
     type Action: Send + Unpin + 'static;
 
     /// The peer is known, and messages may arrive from now on; submitted messages are sent when
-    /// set-up is complete. Messages above `max_message_bytes` must not be submitted. The connection is
-    /// known as `key` to its shard.
+    /// set-up is complete. Messages above `max_message_bytes` must not be submitted. The connection
+    /// is known as `key` to its shard.
     fn on_established(&mut self, key: ConnectionKey, peer: &PeerIdentity, max_message_bytes: u64);
 
     /// The budget for memory of this peer: arenas, large messages that arrive, streams that nobody
@@ -89,16 +89,19 @@ pub trait Protocol: Send + Sized + 'static {
         MemoryBudget::unlimited()
     }
 
-    /// Whether [`Protocol::on_waiting`] is to be called after the next pump, whether or not something
-    /// had to wait. Must be cheap. Default: false.
+    /// Whether [`UpperLayer::on_waiting`] is to be called after the next pump, whether or not
+    /// something had to wait. Must be cheap. Default: false.
     #[inline]
     fn wants_waiting(&self) -> bool {
         false
     }
 
     /// The amount that waits to be sent. Called after each pump once something had to wait, until
-    /// nothing does; and when [`Protocol::wants_waiting`] says so.
-    fn on_waiting(&mut self, _waiting: Waiting) {}
+    /// nothing does; and when [`UpperLayer::wants_waiting`] says so. Returns whether this makes
+    /// [`UpperLayer::poll_transmit`] return messages that it held back. Default: it held none back.
+    fn on_waiting(&mut self, _waiting: Waiting) -> bool {
+        false
+    }
 
     /// A whole message has arrived.
     ///
@@ -106,10 +109,16 @@ pub trait Protocol: Send + Sized + 'static {
     /// The rule that the peer broke: the connection is then closed.
     fn on_message(&mut self, message: Message, revoke: Revoke<'_>) -> Result<(), Arc<str>>;
 
+    /// The head of a large message has arrived: whether the reader of its tail will copy the tail
+    /// out. Then the link may copy it while it arrives. A wrong answer costs a copy. Default: no.
+    fn copies_tail(&self, _head: &[u8]) -> bool {
+        false
+    }
+
     /// The link refused a message.
     fn on_refused(&mut self, tag: u64, error: &SubmitError);
 
-    /// Whether [`Protocol::poll_transmit`] may return something. Must be cheap: false spares most
+    /// Whether [`UpperLayer::poll_transmit`] may return something. Must be cheap: false spares most
     /// pumps all their work. Default: true.
     #[inline]
     fn may_transmit(&self) -> bool {
@@ -126,8 +135,8 @@ pub trait Protocol: Send + Sized + 'static {
         usize::MAX
     }
 
-    /// Whether [`Protocol::drain_actions`] may give something. Must be cheap, as it is asked after each
-    /// message. Default: true.
+    /// Whether [`UpperLayer::drain_actions`] may give something. Must be cheap, as it is asked
+    /// after each message. Default: true.
     #[inline]
     fn has_actions(&self) -> bool {
         true
@@ -136,7 +145,8 @@ pub trait Protocol: Send + Sized + 'static {
     /// Hands over all work to be done outside the lock, in order.
     fn drain_actions(&mut self, outside: &mut Outside<'_, Self::Action>);
 
-    /// The waker of an action that does nothing but wake it: any thread may do that. Default: none does.
+    /// The waker of an action that does nothing but wake it: any thread may do that. Default: none
+    /// does.
     ///
     /// # Errors
     /// The action, if it is another one.
@@ -151,13 +161,13 @@ pub trait Protocol: Send + Sized + 'static {
         false
     }
 
-    /// Takes the waker of a caller that sleeps until its outcome comes. Must be cheap. Default: it is not
-    /// known whether one does.
+    /// Takes the waker of a caller that sleeps until its outcome comes. Must be cheap. Default: it
+    /// is not known whether one does.
     fn take_sleeper(&mut self) -> Sleeper {
         Sleeper::Unknown
     }
 
-    /// When [`Protocol::on_timeout`] must be called next.
+    /// When [`UpperLayer::on_timeout`] must be called next.
     fn next_deadline(&self) -> Option<Instant>;
 
     /// A deadline has passed.
@@ -166,13 +176,13 @@ pub trait Protocol: Send + Sized + 'static {
     /// The connection has ended; nothing can be sent or will arrive any more. Called once.
     fn on_closed(&mut self, cause: &CloseCause, revoke: Revoke<'_>);
 
-    /// A message that was revoked whole in [`Protocol::on_closed`]; called after that, in the same
-    /// visit. What is returned is dropped outside the lock. Default: all.
+    /// A message that was revoked whole in [`UpperLayer::on_closed`]; called after that, in the
+    /// same visit. What is returned is dropped outside the lock. Default: all.
     fn on_given_back(&mut self, _tag: u64, message: OutBuf) -> Option<OutBuf> {
         Some(message)
     }
 
-    /// The QP has been destroyed, after [`Protocol::on_closed`]. Called once.
+    /// The QP has been destroyed, after [`UpperLayer::on_closed`]. Called once.
     fn on_released(&mut self);
 
     /// Whether nothing is in flight, so that a graceful close may go on.

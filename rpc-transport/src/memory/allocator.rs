@@ -1,7 +1,7 @@
 //! Returns freed memory from the allocator to the system.
 //!
-//! Owns one call. glibc keeps the memory of freed large `Vec`s, in each of its arenas, for later
-//! allocations: after a burst of large messages that can be as much as the burst took.
+//! Owns one call. glibc keeps the memory of freed large `Vec`s in each of its arenas for later
+//! allocations: after a burst of large messages it may keep as much as the burst took.
 #![allow(unsafe_code, reason = "the allocator is asked through libc")]
 
 /// Has glibc give freed memory back to the system, which may take milliseconds. Does nothing with

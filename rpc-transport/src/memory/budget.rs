@@ -1,7 +1,7 @@
-//! Memory budgets: how many bytes may be held at once by all that share one.
+//! Memory budgets: how many bytes all users of a budget may hold at once.
 //!
-//! Owns counters, not memory. Used only where something large arrives or is to be sent: small
-//! messages do not touch it.
+//! Owns counters, not memory. Only large messages use a budget, on both ends: small messages do not
+//! touch it.
 //!
 //! Invariants:
 //! 1. Reserved bytes are given back exactly once: a [`Reservation`] is not `Clone`, and gives them
@@ -9,11 +9,15 @@
 //! 2. A budget without a parent never has more reserved than its limit.
 //! 3. A share never has more reserved than its limit, except for a single reservation: one large
 //!    message may take whatever the whole budget has left.
+//! 4. A budget that is locked never has more reserved than [`LOCKED_BYTES`].
 
 use std::fmt;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// What a budget gives while it is locked, bytes: for what a peer says of itself.
+pub const LOCKED_BYTES: u64 = 16 << 10;
 
 /// A number of bytes that may be held at once. Cheap to clone; clones are the same budget.
 ///
@@ -32,23 +36,23 @@ pub struct MemoryBudget(Arc<Inner>);
 struct Inner {
     limit: u64,
     used: AtomicU64,
-    /// Large messages that arrive or are held.
+    /// Large messages that are arriving or held.
     large: AtomicU32,
-    /// The budget that this is a share of.
+    is_locked: AtomicBool,
+    /// The budget that this one is a share of.
     whole: Option<MemoryBudget>,
 }
 
 impl Inner {
     fn new(limit: u64, whole: Option<MemoryBudget>) -> Self {
-        Self { limit, used: AtomicU64::new(0), large: AtomicU32::new(0), whole }
+        let is_locked = AtomicBool::new(false);
+        Self { limit, used: AtomicU64::new(0), large: AtomicU32::new(0), is_locked, whole }
     }
 }
 
 /// A budget has no room for a reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{bytes} bytes more than the {used} in use would exceed the memory budget of {limit} bytes"
-)]
+#[error("{bytes} more bytes, with {used} in use, would exceed the memory budget of {limit} bytes")]
 pub struct BudgetExhausted {
     /// The bytes that were requested.
     pub bytes: u64,
@@ -72,10 +76,20 @@ impl MemoryBudget {
     }
 
     /// A share of this budget for one of its users: at most half of it, so that no single user
-    /// takes all of it.
+    /// takes everything.
     #[must_use]
     pub fn share(&self) -> Self {
         Self(Arc::new(Inner::new(self.0.limit / 2, Some(self.clone()))))
+    }
+
+    /// Gives no more than [`LOCKED_BYTES`] from now on, as nobody knows its user yet.
+    pub fn lock(&self) {
+        self.0.is_locked.store(true, Ordering::Relaxed);
+    }
+
+    /// Gives what it has again.
+    pub fn unlock(&self) {
+        self.0.is_locked.store(false, Ordering::Relaxed);
     }
 
     /// Whether both are the same budget.
@@ -96,8 +110,8 @@ impl MemoryBudget {
         self.0.used.load(Ordering::Relaxed)
     }
 
-    /// Counts a large message from its beginning until it is dropped, in the whole budget. Says whether there is
-    /// no other one.
+    /// Counts a large message, in the whole budget, from its beginning until it is dropped. Also
+    /// returns whether it is the only one.
     pub(crate) fn hold_large(&self) -> (HeldLarge, bool) {
         let whole = self.0.whole.as_ref().unwrap_or(self);
         let others = whole.0.large.fetch_add(1, Ordering::Relaxed);
@@ -113,8 +127,8 @@ impl MemoryBudget {
         Ok(Reservation { budget: self.clone(), bytes, large: None })
     }
 
-    /// Like [`MemoryBudget::reserve`], for optional memory: fails if more than half would be in use
-    /// then.
+    /// Like [`MemoryBudget::reserve`], for optional memory: fails if more than half of the budget
+    /// would then be in use.
     ///
     /// # Errors
     /// [`BudgetExhausted`], with half the budget as its limit.
@@ -123,13 +137,13 @@ impl MemoryBudget {
         Ok(Reservation { budget: self.clone(), bytes, large: None })
     }
 
-    /// Counts bytes as used, here and in the budget it is a share of, within 1/`part` of each
-    /// limit.
+    /// Counts bytes as used, in this budget and in its parent, up to 1/`part` of each limit.
     fn take(&self, bytes: u64, part: u64) -> Result<(), BudgetExhausted> {
-        let Inner { limit, used, whole, .. } = &*self.0;
-        let limit = limit / part;
+        let Inner { limit, used, whole, is_locked, .. } = &*self.0;
+        let is_locked = is_locked.load(Ordering::Relaxed);
+        let limit = if is_locked { (limit / part).min(LOCKED_BYTES) } else { limit / part };
         let take = |used: u64| {
-            let is_alone = used == 0 && whole.is_some();
+            let is_alone = used == 0 && whole.is_some() && !is_locked;
             let then = used.checked_add(bytes)?;
             (then <= limit || is_alone).then_some(then)
         };
@@ -156,7 +170,7 @@ impl fmt::Debug for MemoryBudget {
     }
 }
 
-/// Bytes of a [`MemoryBudget`], until this is dropped.
+/// Bytes of a [`MemoryBudget`], reserved until this is dropped.
 #[must_use = "dropping it gives the bytes back"]
 pub struct Reservation {
     budget: MemoryBudget,
@@ -181,7 +195,7 @@ impl Reservation {
         self.bytes
     }
 
-    /// Reserves more.
+    /// Reserves more bytes.
     ///
     /// # Errors
     /// [`BudgetExhausted`]; what was reserved before stays reserved.
@@ -191,7 +205,7 @@ impl Reservation {
         Ok(())
     }
 
-    /// Its message counts as held until this is dropped.
+    /// Counts its message as held until this is dropped.
     pub(crate) fn holding(mut self, large: Option<HeldLarge>) -> Self {
         self.large = large;
         self
@@ -228,7 +242,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_reserved_never_exceeds_the_limit_and_comes_back() {
+    fn a_locked_share_gives_little() {
+        let whole = MemoryBudget::new(1 << 30);
+        let share = whole.share();
+        share.lock();
+        let refused = share.reserve(LOCKED_BYTES + 1).unwrap_err();
+        assert_eq!((refused.limit, share.used_bytes(), whole.used_bytes()), (LOCKED_BYTES, 0, 0));
+        let little = share.reserve(LOCKED_BYTES).unwrap();
+        assert!(share.reserve_spare(1).is_err());
+        assert!(whole.reserve(1 << 20).is_ok(), "others go on");
+        share.unlock();
+        drop((share.reserve(1 << 29).unwrap_err(), little));
+        assert_eq!(share.reserve(1 << 29).unwrap().bytes(), 1 << 29);
+    }
+
+    #[test]
+    fn reservations_stay_within_the_limit_and_return() {
         let budget = MemoryBudget::new(100);
         let mut first = budget.reserve(60).unwrap();
         let refused = budget.reserve(41).unwrap_err();
@@ -252,7 +281,7 @@ mod tests {
         assert!(greedy.reserve(1).is_err());
         assert_eq!(whole.used_bytes(), 50);
         let others = modest.reserve(40).unwrap();
-        // Within its share, but beyond the whole budget: nothing stays counted.
+        // Within the share's limit, but beyond the whole budget: nothing stays counted.
         assert_eq!(whole.share().reserve(20).unwrap_err().used, 90);
         assert_eq!((modest.used_bytes(), whole.used_bytes()), (40, 90));
         drop((held, others));
@@ -260,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_reservation_may_exceed_a_share_but_not_the_whole() {
+    fn reservation_may_exceed_a_share_not_the_whole() {
         let whole = MemoryBudget::new(100);
         let share = whole.share();
         let single = share.reserve(90).unwrap();
@@ -271,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_done_without_leaves_the_other_half() {
+    fn optional_reservations_leave_half_free() {
         let whole = MemoryBudget::new(100);
         let spare = whole.reserve_spare(50).unwrap();
         assert_eq!(whole.reserve_spare(1).unwrap_err().limit, 50);

@@ -6,12 +6,12 @@
 //! mixture of old and new bytes.
 //!
 //! In the memory model each copy is a series of relaxed atomic accesses of single bytes, in no
-//! particular order. On x86-64 and aarch64 the C library's `memcpy` does it, called from an
+//! particular order. On x86-64 and aarch64 the C library's `memcpy` performs it, called from an
 //! assembly block that is opaque to the compiler: its loads and stores are what relaxed atomics
 //! compile to there. So it is as fast as [`std::ptr::copy_nonoverlapping`], which calls the same
-//! function. A few bytes are read by such loads without a call (`short`). Elsewhere, and under miri, which finds races, bytes are copied one at a time. (Not by
-//! words: racing atomic accesses must have the same size, and two copies need not agree on where
-//! words begin.)
+//! function. A few bytes are read by such loads without a call (`short`). On other targets, and
+//! under miri, which finds races, bytes are copied one at a time. (Not by words: racing atomic
+//! accesses must have the same size, and two copies need not agree on where words begin.)
 //!
 //! Invariants:
 //! 1. While anybody may write memory, it is touched only by these functions, by atomics, and by the
@@ -31,8 +31,8 @@ use self::{opaque as between, opaque as to};
 /// Copies from shared memory to the caller's own.
 ///
 /// # Safety
-/// `source` is readable and `target` writable for `len` bytes, which do not overlap. Nobody else uses
-/// `target`. Others may write `source` meanwhile (invariant 1).
+/// `source` is readable and `target` writable for `len` bytes, which do not overlap. Nobody else
+/// uses `target`. Others may write `source` in the meantime (invariant 1).
 #[inline]
 pub unsafe fn from_shared(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
@@ -43,7 +43,7 @@ pub unsafe fn from_shared(source: *const u8, target: *mut u8, len: usize) {
 ///
 /// # Safety
 /// `source` is readable and `target` writable for `len` bytes, which do not overlap. Nobody writes
-/// `source`. Others may read and write `target` meanwhile (invariant 1).
+/// `source`. Others may read and write `target` in the meantime (invariant 1).
 #[inline]
 pub unsafe fn to_shared(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
@@ -54,7 +54,7 @@ pub unsafe fn to_shared(source: *const u8, target: *mut u8, len: usize) {
 ///
 /// # Safety
 /// `source` is readable and `target` writable for `len` bytes, which do not overlap. Others may use
-/// both meanwhile (invariant 1).
+/// both in the meantime (invariant 1).
 #[inline]
 pub unsafe fn between_shared(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
@@ -62,12 +62,12 @@ pub unsafe fn between_shared(source: *const u8, target: *mut u8, len: usize) {
 }
 
 /// # Safety
-/// That of [`from_shared`].
+/// As for [`from_shared`].
 #[cfg(all(not(miri), any(target_arch = "x86_64", target_arch = "aarch64")))]
 #[inline]
 unsafe fn from(source: *const u8, target: *mut u8, len: usize) {
-    if len <= short::MOST_BYTES {
-        // SAFETY: the caller's promise, and as short as that.
+    if len <= short::MAX_BYTES {
+        // SAFETY: the caller's promise; `len` is at most `MAX_BYTES`.
         unsafe { short::from(source, target, len) };
     } else {
         // SAFETY: the caller's promise.
@@ -75,16 +75,16 @@ unsafe fn from(source: *const u8, target: *mut u8, len: usize) {
     }
 }
 
-/// `memcpy` behind the compiler's back.
+/// `memcpy`, hidden from the compiler.
 ///
 /// # Safety
 /// `source` is readable and `target` writable for `len` bytes, which do not overlap.
 #[cfg(all(not(miri), target_arch = "x86_64"))]
 #[inline]
 unsafe fn opaque(source: *const u8, target: *mut u8, len: usize) {
-    // SAFETY: a call by the C calling convention, whose argument and scratch registers are named; the
-    // block says nothing of the stack, so it is aligned for a call. `memcpy` touches nothing but the
-    // two spans, which are valid (the caller's promise), and does not unwind.
+    // SAFETY: a call by the C calling convention, whose argument and scratch registers are named;
+    // the block says nothing of the stack, so it is aligned for a call. `memcpy` touches nothing
+    // but the two spans, which are valid (the caller's promise), and does not unwind.
     unsafe {
         std::arch::asm!(
             "call {memcpy}",
@@ -97,7 +97,7 @@ unsafe fn opaque(source: *const u8, target: *mut u8, len: usize) {
     }
 }
 
-/// `memcpy` behind the compiler's back.
+/// `memcpy`, hidden from the compiler.
 ///
 /// # Safety
 /// `source` is readable and `target` writable for `len` bytes, which do not overlap.

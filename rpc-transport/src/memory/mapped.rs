@@ -3,7 +3,7 @@
 //! Owns one private mapping. Never writes to it, and never to the file.
 //!
 //! Invariants:
-//! 1. `base..base+len` is inside of `mapping..mapping+mapping_bytes`, which is mapped until the drop.
+//! 1. `base..base+len` is inside `mapping..mapping+mapping_bytes`, which is mapped until the drop.
 #![allow(unsafe_code, reason = "maps files, whose bytes others can change")]
 
 use std::fmt;
@@ -22,7 +22,7 @@ pub struct MappedFile {
     len: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone, and is only read.
+// SAFETY: only this value owns the mapping, which is only read.
 unsafe impl Send for MappedFile {}
 // SAFETY: as above.
 unsafe impl Sync for MappedFile {}
@@ -31,12 +31,12 @@ impl MappedFile {
     /// Maps `range` of a file; its ends need not be page-aligned.
     ///
     /// # Safety
-    /// Until this value and everything made of it are dropped, nobody changes these bytes of the
+    /// Until this value and everything made from it are dropped, nobody changes these bytes of the
     /// file, and nobody truncates it below the range's end: reading beyond the end of a file raises
     /// SIGBUS, which ends the process.
     ///
     /// # Errors
-    /// That of `mmap(2)`; `InvalidInput` for a range that ends before it starts or exceeds the
+    /// Those of `mmap(2)`; `InvalidInput` for a range that ends before it starts or exceeds the
     /// address space.
     ///
     /// # Example
@@ -44,7 +44,7 @@ impl MappedFile {
     /// use rpc_transport::memory::mapped::MappedFile;
     ///
     /// let file = std::fs::File::open("/proc/self/exe")?;
-    /// // SAFETY: nobody changes the program that runs.
+    /// // SAFETY: nobody changes a running program.
     /// let magic = unsafe { MappedFile::map(&file, 1..4) }?;
     /// assert_eq!(magic.as_ref(), b"ELF");
     /// # Ok::<(), std::io::Error>(())

@@ -1,14 +1,14 @@
 //! User memory, handed over to be registered.
 //!
-//! Owns the contract of who else may use it: nobody ([`OwnedMemory::from_raw`]), or anybody, for
-//! reading only ([`OwnedMemory::from_raw_shared`]). Never touches the bytes.
+//! Owns the contract of who else may use it: nobody ([`OwnedMemory::from_raw`]), or everybody, but
+//! only for reading ([`OwnedMemory::from_raw_shared`]). Never touches the bytes.
 #![allow(unsafe_code, reason = "addresses of memory that somebody else keeps")]
 
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 
-use crate::device::error::ProviderError;
+use crate::error::ProviderError;
 
 /// User memory handed over for registration: its address is stable, and it owns what keeps the
 /// bytes alive.
@@ -19,8 +19,8 @@ pub struct OwnedMemory {
     pub(super) owner: Box<dyn Any + Send + Sync>,
 }
 
-// SAFETY: `base` points into `owner`, which is Send + Sync and keeps the bytes; who may use them is
-// in the contracts of the two constructors.
+// SAFETY: `base` points into `owner`, which is Send + Sync and keeps the bytes; the contracts of
+// the two constructors say who may use them.
 unsafe impl Send for OwnedMemory {}
 // SAFETY: as above; shared access gives no access to the bytes.
 unsafe impl Sync for OwnedMemory {}
@@ -29,7 +29,7 @@ impl OwnedMemory {
     /// Hands over memory of any kind that nobody else uses.
     ///
     /// # Safety
-    /// `base..base+len` is initialised, readable and writable, stays where it is until `owner` is
+    /// `base..base+len` is initialised, readable and writable, stays in place until `owner` is
     /// dropped, and nobody else reads or writes it until then.
     pub unsafe fn from_raw(
         base: NonNull<u8>,
@@ -43,7 +43,7 @@ impl OwnedMemory {
     /// device of this process nor a peer may write it, so others may read it at the same time.
     ///
     /// # Safety
-    /// `base..base+len` is initialised and readable, stays where it is until `owner` is dropped, and
+    /// `base..base+len` is initialised and readable, stays in place until `owner` is dropped, and
     /// nobody writes it until then.
     pub unsafe fn from_raw_shared(
         base: NonNull<u8>,

@@ -1,4 +1,5 @@
-//! Advice to the kernel about pages: which it may take back while they stay mapped, and which are better huge.
+//! Advice to the kernel about pages: which mapped pages it may take back, and which pages are
+//! better huge.
 //!
 //! Owns the advice. Never knows what the bytes are for.
 #![allow(unsafe_code, reason = "advises the kernel, and what some pages hold is lost")]
@@ -7,21 +8,23 @@ use std::ptr::NonNull;
 
 use rustix::mm::Advice;
 
-/// Vectors of so many bytes have a mapping of their own: glibc's allocator keeps none of that size for
-/// reuse. One that does keeps the advice with it, which costs no more than whole huge pages.
+/// Vectors of this size have a mapping of their own: glibc's allocator keeps none of that size for
+/// reuse. Another allocator that does reuse one keeps the advice too, which costs no more than
+/// whole huge pages.
 const MAPPED_BYTES: usize = 32 << 20;
 
-/// Tells the kernel how a vector is used whose capacity was `before` and may have grown. The pages of very
-/// large ones are new each time, so it is asked for huge pages there, as there are fewer of them.
+/// Advises the kernel about a vector whose capacity was `before` and may have grown. The pages of
+/// very large vectors are new each time, so huge pages are requested: there are fewer of them.
 pub(crate) fn on_growth(bytes: &mut Vec<u8>, before: usize) {
     if bytes.capacity() > before.max(MAPPED_BYTES) {
         prefer_huge(bytes);
     }
 }
 
-/// Asks for huge pages in all of the vector's mapping: one of which a part is different can't grow in place.
+/// Requests huge pages in all of the vector's mapping: a mapping that is advised only in part
+/// cannot grow in place.
 fn prefer_huge(bytes: &mut Vec<u8>) {
-    // Miri knows no advice.
+    // Miri does not support the call.
     if cfg!(miri) {
         return;
     }
@@ -29,22 +32,23 @@ fn prefer_huge(bytes: &mut Vec<u8>) {
     let start = bytes.as_mut_ptr();
     let first = start.map_addr(|address| address / page * page);
     let len = (start.addr() + bytes.capacity()).next_multiple_of(page) - first.addr();
-    // SAFETY: pages with the vector's room in them, which are mapped; this advice changes nothing that
-    // can be read. An error, as where there are no huge pages, leaves them as they are.
+    // SAFETY: pages of the vector's capacity, which are mapped; this advice changes nothing that
+    // can be read. An error, as on a kernel without huge pages, leaves them as they are.
     let _ = unsafe { rustix::mm::madvise(first.cast(), len, Advice::LinuxHugepage) };
 }
 
-/// Gives the whole pages in `base..base+len` back to the operating system. Of private memory they read
-/// as zeroes from then on, until they are written.
+/// Gives the whole pages in `base..base+len` back to the operating system. Private memory reads as
+/// zeroes from then on, until it is written.
 ///
 /// # Safety
-/// The bytes are mapped, nobody else accesses them meanwhile, and what they hold is of no use.
+/// The bytes are mapped, nobody else accesses them in the meantime, and their contents are no
+/// longer needed.
 pub(crate) unsafe fn discard(base: NonNull<u8>, len: usize) {
-    // The system's: with less, the kernel would round up, beyond the range.
+    // The system's page size: with a smaller one, the kernel would round up beyond the range.
     let page = rustix::param::page_size();
     let before = base.as_ptr().align_offset(page);
     let whole = len.saturating_sub(before) / page * page;
-    // Miri knows no advice.
+    // Miri does not support the call.
     if whole == 0 || cfg!(miri) {
         return;
     }
@@ -58,7 +62,7 @@ pub(crate) unsafe fn discard(base: NonNull<u8>, len: usize) {
 mod tests {
     use super::*;
 
-    /// Flags of the mapping that `address` lies in, as the kernel names them.
+    /// Flags of the mapping that contains `address`, by the kernel's names.
     fn flags(address: usize) -> String {
         let all = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut inside = false;
@@ -76,7 +80,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "there are no mappings to look at")]
-    fn very_large_vectors_ask_for_huge_pages_and_keep_what_they_hold() {
+    fn large_vectors_get_huge_pages_and_keep_contents() {
         let has_huge_pages = std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists();
         let mut bytes = Vec::new();
         for doubling in 0..2 {

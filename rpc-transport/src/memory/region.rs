@@ -5,16 +5,22 @@
 //!
 //! Invariants:
 //! 1. A [`Buffer`] is the only safe access to its bytes (so its region is not handed out), its
-//!    region has no remote access, and it is not `Clone`: its holder alone may read and write. A
+//!    region has no remote access, and it is not `Clone`: only its holder may read and write. A
 //!    posted buffer is owned by the queue, so nobody else can use it.
 //! 2. Bytes of a region that a peer may write are never lent as `&[u8]`. They may be written by a
-//!    device, the kernel, or an engine of this process on any thread; so this process reads and
+//!    device, the kernel, or an engine of this process on any thread. So this process reads and
 //!    writes them only by the atomic copies of `copy` ([`MemoryRegion::copy_out`]), which race with
 //!    none of these.
 //! 3. A region's memory outlives every handle, and the device's guard is dropped (deregistration)
 //!    before the memory is freed.
 //! 4. A buffer returns to its pool exactly once, by `Drop`.
+//! 5. A child of `fork(2)` shares the memory of regions with its parent, which continues to use it.
+//!    So the child copies nothing out of them or into them, deregisters none, and returns no
+//!    buffer. (Buffers of pools are its own copies.)
 #![allow(unsafe_code, reason = "registered memory is shared with a device through raw pointers")]
+
+#[cfg(any(test, feature = "model"))]
+mod inherited;
 
 use std::any::Any;
 use std::fmt;
@@ -22,14 +28,15 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
-
 use super::budget::Reservation;
-use crate::device::error::ProviderError;
+use super::process::{FORKED, OfProcess, Process};
+use crate::error::ProviderError;
+use crate::lock::Mutex;
 use crate::memory::owned::OwnedMemory;
 use crate::memory::{copy, pages};
 
-/// What a registered region allows. Local reads and writes by the device are always allowed.
+/// The accesses that a registered region allows. Local reads and writes by the device are always
+/// allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Access {
     /// A peer that knows the rkey may write.
@@ -128,7 +135,7 @@ pub struct RegionParts {
     pub lkey: u32,
     /// Remote key; differs from `lkey` where the device allows the choice.
     pub rkey: u32,
-    /// What the region allows.
+    /// The accesses that the region allows.
     pub access: Access,
     /// Address that peers use for the first byte.
     pub remote_base: u64,
@@ -140,11 +147,11 @@ struct RegionInner {
     parts: RegionParts,
     /// Its share of a memory budget, held until the region is gone.
     charge: OnceLock<Reservation>,
-    /// Its share of what a device with a limit lets be locked, held likewise.
+    /// Its share of a device's limit on locked memory, held until the region is gone.
     locked: OnceLock<Reservation>,
     // Field order is drop order: deregister first, free the memory after (invariant 3).
-    _registration: Box<dyn Any + Send + Sync>,
-    _memory: Box<dyn Any + Send + Sync>,
+    registration: OfProcess<Box<dyn Any + Send + Sync>>,
+    _memory: OfProcess<Box<dyn Any + Send + Sync>>,
 }
 
 // SAFETY: the raw pointer is to memory owned by `_memory` (Send + Sync); all access goes through
@@ -161,8 +168,8 @@ impl MemoryRegion {
     /// Builds a region from a provider's registration.
     ///
     /// # Safety
-    /// - `parts.base..+len` is initialised and readable until `memory` is dropped; writable, too, if
-    ///   the access lets peers write it, or if a [`BufferPool`] is made of the region.
+    /// - `parts.base..+len` is initialised and readable until `memory` is dropped; writable, too,
+    ///   if the access lets peers write it, or if a [`BufferPool`] is made of the region.
     /// - Until then nothing of this process writes it except through handles of the region, or the
     ///   provider for a peer: by atomic accesses of bytes, or by the kernel or a device.
     /// - Dropping `registration` ends the device's access.
@@ -172,8 +179,8 @@ impl MemoryRegion {
         memory: Box<dyn Any + Send + Sync>,
     ) -> Self {
         let (charge, locked) = (OnceLock::new(), OnceLock::new());
-        let (_registration, _memory) = (registration, memory);
-        Self(Arc::new(RegionInner { parts, charge, locked, _registration, _memory }))
+        let (registration, _memory) = (OfProcess::new(registration), OfProcess::new(memory));
+        Self(Arc::new(RegionInner { parts, charge, locked, registration, _memory }))
     }
 
     /// Holds a reservation for as long as the memory exists. At most once.
@@ -182,7 +189,7 @@ impl MemoryRegion {
         debug_assert!(kept.is_ok(), "a region is charged once");
     }
 
-    /// Holds a device's count of locked memory likewise.
+    /// Holds a device's charge for locked memory for as long as the memory exists. At most once.
     pub(crate) fn charge_locked(&self, locked: Reservation) {
         let kept = self.0.locked.set(locked);
         debug_assert!(kept.is_ok(), "a region is locked once");
@@ -212,7 +219,7 @@ impl MemoryRegion {
         self.0.parts.rkey
     }
 
-    /// What the region allows.
+    /// The accesses that the region allows.
     #[must_use]
     pub fn access(&self) -> Access {
         self.0.parts.access
@@ -236,10 +243,10 @@ impl MemoryRegion {
         self.0.parts.base
     }
 
-    /// Copies bytes to `to`; a peer may be writing them meanwhile (invariant 2).
+    /// Copies bytes to `to`; a peer may be writing them at the same time (invariant 2).
     ///
     /// # Panics
-    /// When the span lies outside the region.
+    /// When the span lies outside the region, or in a child of `fork(2)`.
     #[inline]
     pub fn copy_out(&self, offset: usize, to: &mut [u8]) {
         self.check(offset, to.len());
@@ -247,23 +254,23 @@ impl MemoryRegion {
         unsafe { self.read(offset, to.as_mut_ptr(), to.len()) };
     }
 
-    /// Copies `len` bytes from `offset` on to `to`.
+    /// Copies `len` bytes, starting at `offset`, to `to`.
     ///
     /// # Safety
-    /// The span is inside the region, and `to` is the caller's own memory, as long.
+    /// The span is inside the region, and `to` is the caller's own memory of at least `len` bytes.
     #[inline]
     unsafe fn read(&self, offset: usize, to: *mut u8, len: usize) {
         // SAFETY: the offset is inside the region (the caller's promise).
         let from = unsafe { self.base().as_ptr().add(offset) };
-        // SAFETY: in bounds, `to` by the caller; whoever writes here does so by such a copy, or is
-        // the kernel or a device (invariant 2).
+        // SAFETY: in bounds, `to` by the caller; other writers use such copies, or are the kernel
+        // or a device (invariant 2).
         unsafe { copy::from_shared(from, to, len) };
     }
 
-    /// Appends `len` bytes to `to`; a peer may be writing them meanwhile (invariant 2).
+    /// Appends `len` bytes to `to`; a peer may be writing them at the same time (invariant 2).
     ///
     /// # Panics
-    /// When the span lies outside the region.
+    /// When the span lies outside the region, or in a child of `fork(2)`.
     pub fn append_to(&self, offset: usize, len: usize, to: &mut Vec<u8>) {
         self.check(offset, len);
         to.reserve(len);
@@ -278,8 +285,8 @@ impl MemoryRegion {
     /// Writes as the DMA of a peer's device would, for models that have no device.
     ///
     /// # Safety
-    /// Nobody has been promised that the peer does not write these bytes, as
-    /// [`Payload::as_slice`](crate::message::payload::Payload::as_slice) demands.
+    /// Nobody relies on the peer not writing these bytes, as
+    /// [`Payload::as_slice`](crate::message::payload::Payload::as_slice) does.
     ///
     /// # Panics
     /// When the span lies outside the region, or peers may not write it.
@@ -310,8 +317,8 @@ impl MemoryRegion {
     /// Copies bytes in, for regions that peers read, and for tests.
     ///
     /// # Safety
-    /// The memory may be written (it was not handed over by [`OwnedMemory::from_raw_shared`]), and no
-    /// reference to the bytes is used meanwhile. Devices and copies may use them.
+    /// The memory may be written (it was not handed over by [`OwnedMemory::from_raw_shared`]), and
+    /// no reference to the bytes is in use. Devices and copies may use them.
     ///
     /// # Panics
     /// When the span lies outside the region.
@@ -320,19 +327,27 @@ impl MemoryRegion {
         // SAFETY: `check` keeps the offset inside the region.
         let to = unsafe { self.base().as_ptr().add(offset) };
         // SAFETY: in bounds (checked); others use such copies or are devices (invariant 2, and the
-        // caller's promise); `from` is borrowed, so nobody writes it, and it cannot lie in the region.
+        // caller's promise); `from` is borrowed, so nobody writes it, and it cannot lie in the
+        // region.
         unsafe { copy::to_shared(from.as_ptr(), to, from.len()) };
     }
 
-    /// The same bytes as memory to register in another domain, for reading there.
+    /// These bytes as memory to register in another domain, for reading only.
     #[must_use]
     pub(crate) fn to_owned_memory(&self) -> OwnedMemory {
         let owner = Box::new(self.clone());
         OwnedMemory { base: self.base(), len: self.len(), writable: false, owner }
     }
 
+    /// Whether this process registered the memory, and so may use it (invariant 5).
+    #[inline]
+    pub(crate) fn is_here(&self) -> bool {
+        self.0.registration.is_here()
+    }
+
     #[inline]
     fn check(&self, offset: usize, len: usize) {
+        assert!(self.is_here(), "registered memory {FORKED}, or copy it before");
         let end = offset.checked_add(len);
         assert!(
             end.is_some_and(|end| end <= self.len()),
@@ -356,6 +371,7 @@ struct PoolInner {
     free: Mutex<Vec<u32>>,
     /// Called when a buffer returns to the pool, without holding the pool's lock.
     on_home: Option<OnHome>,
+    process: Process,
 }
 
 /// Buffers start and end with a cache line, bytes.
@@ -366,14 +382,14 @@ pub type OnHome = Box<dyn Fn() + Send + Sync>;
 
 /// A region carved into buffers of one size. Cloning shares the pool.
 ///
-/// Send and receive memory never share a pool: senders that take every buffer must not keep RECVs
-/// from being reposted.
+/// Send and receive memory never share a pool: senders that take every buffer must not prevent the
+/// reposting of RECVs.
 #[derive(Clone)]
 pub struct BufferPool(Arc<PoolInner>);
 
 impl BufferPool {
-    /// Allocates `count` buffers of `buffer_bytes` each (rounded up to 64). Untouched buffers
-    /// cost address space, not memory, except where the device pins.
+    /// Allocates `count` buffers of `buffer_bytes` each (rounded up to 64). Untouched buffers cost
+    /// address space, not memory, unless the device pins them.
     ///
     /// # Errors
     /// [`ProviderError::Resources`] from the allocation.
@@ -404,7 +420,8 @@ impl BufferPool {
         let buffer_bytes = buffer_bytes.next_multiple_of(BUFFER_ALIGN);
         // Popped from the end: low indices first, so that few pages are touched.
         let free = Mutex::new((0..count).rev().collect());
-        Ok(Self(Arc::new(PoolInner { region, buffer_bytes, count, free, on_home })))
+        let process = Process::current();
+        Ok(Self(Arc::new(PoolInner { region, buffer_bytes, count, free, on_home, process })))
     }
 
     /// Takes a buffer, if one is free.
@@ -413,7 +430,7 @@ impl BufferPool {
         self.take_counted().map(|(buffer, _)| buffer)
     }
 
-    /// [`BufferPool::take`], with the number of buffers that are left.
+    /// Like [`BufferPool::take`], and returns the number of buffers left.
     #[inline]
     pub(crate) fn take_counted(&self) -> Option<(Buffer, usize)> {
         let mut free = self.0.free.lock();
@@ -421,7 +438,7 @@ impl BufferPool {
         Some((Buffer { pool: Arc::clone(&self.0), index }, free.len()))
     }
 
-    /// [`BufferPool::take`], unless that would leave fewer than `kept` buffers.
+    /// Like [`BufferPool::take`], unless that would leave fewer than `kept` buffers.
     #[inline]
     pub(crate) fn take_above(&self, kept: usize) -> Option<Buffer> {
         let mut free = self.0.free.lock();
@@ -450,14 +467,14 @@ impl BufferPool {
         self.0.count
     }
 
-    /// Pages of memory that its buffers take now, of the system's size for them.
+    /// Number of pages that its buffers occupy now, in pages of the system's size.
     #[cfg(any(test, feature = "model"))]
     #[must_use]
     pub fn resident_pages(&self) -> usize {
         let region = &self.0.region;
         let mut pages = vec![0_u8; region.len().div_ceil(rustix::param::page_size())];
-        // SAFETY: the region is mapped as long as it lives, starts with a page as every allocation does,
-        // and there is a byte for each of its pages. Nothing of the region is read.
+        // SAFETY: the region is mapped as long as it lives, starts with a page as every allocation
+        // does, and there is a byte for each of its pages. Nothing of the region is read.
         let result = unsafe {
             libc::mincore(region.base().as_ptr().cast(), region.len(), pages.as_mut_ptr())
         };
@@ -465,20 +482,21 @@ impl BufferPool {
         pages.iter().filter(|page| **page & 1 == 1).count()
     }
 
-    /// Gives the pages behind free buffers back to the operating system, until they are written. Only
-    /// where no device has pinned them: it would go on with the old ones.
-    pub(crate) fn rest(&self) {
+    /// Gives the pages behind free buffers back to the operating system until they are written.
+    /// Only allowed if no device has pinned them: the device would continue to use the old ones.
+    pub(crate) fn release_pages(&self) {
         let free = self.0.free.lock();
         let mut indices = free.clone();
         indices.sort_unstable();
         let size = self.0.buffer_bytes as usize;
-        // Neighbours in one system call, and with the pages that they share.
+        // Adjacent buffers in one system call, including the pages that they share.
         for run in indices.chunk_by(|before, next| before + 1 == *next) {
             let Some(first) = run.first() else { continue };
             // SAFETY: free indices are below `count`, so the offset is inside the region.
             let base = unsafe { self.0.region.base().add(*first as usize * size) };
-            // SAFETY: whole buffers that are free, and stay so while `free` is locked: nobody else has
-            // access to them (invariant 1), and whoever takes one expects nothing in it.
+            // SAFETY: whole buffers that are free, and stay free while `free` is locked: nobody
+            // else has access to them (invariant 1), and the next holder of one expects no
+            // contents.
             unsafe { pages::discard(base, run.len() * size) };
         }
     }
@@ -503,8 +521,8 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// The region of the buffer, for its keys. Not for users: a handle of the region would bypass
-    /// the buffers.
+    /// The region of the buffer, for its keys. Not public: a handle of the region would bypass the
+    /// buffers.
     #[must_use]
     pub(crate) fn region(&self) -> &MemoryRegion {
         &self.pool.region
@@ -559,6 +577,9 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        if !self.pool.process.is_current() {
+            return;
+        }
         self.pool.free.lock().push(self.index);
         if let Some(on_home) = &self.pool.on_home {
             on_home();

@@ -6,12 +6,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::device::ProviderError;
+use crate::error::ProviderError;
 use crate::memory::region::{Access, MemoryRegion, ProtectionDomain};
 use crate::memory::shared::SharedBytes;
-use crate::message::part::OutPart;
 
-/// Bytes of an owner of any type, registered in a protection domain. Cloning shares both; the
+/// Bytes of an owner of any type, registered in a protection domain. Clones share both. The
 /// registration ends, and the owner is dropped, with the last clone and the last part in flight.
 #[derive(Clone)]
 pub struct RegisteredBytes {
@@ -34,16 +33,16 @@ impl RegisteredBytes {
         Ok(Self { region, bytes })
     }
 
+    /// The region that the bytes lie in; they are all of it.
+    #[must_use]
+    pub fn region(&self) -> &MemoryRegion {
+        &self.region
+    }
+
     /// The bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         self.bytes.as_slice()
-    }
-
-    /// The bytes as part of an outgoing message.
-    #[must_use]
-    pub fn to_part(&self) -> OutPart {
-        OutPart::region(self.region.clone(), 0, self.region.len() as u64, None)
     }
 }
 

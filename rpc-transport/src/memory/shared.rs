@@ -4,8 +4,9 @@
 //! kept without naming the owner's type. Never writes.
 //!
 //! Invariants:
-//! 1. `base..base+len` is what `AsRef` returned once, of an owner that the `Arc` pins: nobody has
-//!    exclusive access to it while this handle lives, so the bytes neither move nor change.
+//! 1. `base..base+len` is the slice that `AsRef` returned once for an owner that the `Arc` pins:
+//!    nobody has exclusive access to the owner while this handle lives, so the bytes neither move
+//!    nor change.
 #![allow(unsafe_code, reason = "keeps the address of the owner's bytes beside the owner")]
 
 use std::fmt;
@@ -44,11 +45,11 @@ impl SharedBytes {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 
-    /// The same bytes as memory to register for reading by the device of this process.
+    /// These bytes as memory to register for reading by the device of this process.
     #[must_use]
     pub(crate) fn to_owned_memory(&self) -> OwnedMemory {
         let owner = Box::new(self.owner.clone());
-        // SAFETY: readable while the owner lives, which the box sees to, and never written
+        // SAFETY: readable while the owner lives, which the box ensures, and never written
         // (invariant 1).
         unsafe { OwnedMemory::from_raw_shared(self.base, self.len, owner) }
     }
@@ -64,7 +65,8 @@ impl fmt::Debug for SharedBytes {
 mod tests {
     use super::*;
 
-    /// Others may read these bytes at any time: a device that could write them would race with that.
+    /// Others may read these bytes at any time: a device that could write them would race with
+    /// those reads.
     #[test]
     fn what_others_read_is_registered_for_reading_alone() {
         let shared = SharedBytes::new(Arc::new(vec![7_u8; 64]));

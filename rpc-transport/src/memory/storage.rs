@@ -1,63 +1,40 @@
 //! Storage of messages: private memory that is used again.
 //!
-//! Owns the bytes of one message, and for each thread a bounded list of storage that no message has, so that
-//! a steady stream of small messages allocates nothing. All of it is behind one pointer, as messages are moved
-//! many times on their way. Knows nothing of what the bytes mean.
+//! Owns the bytes of one message. Storage that no message has goes to a [`FreeList`] of the thread,
+//! so that a steady stream of small messages allocates nothing. All of it is behind one pointer, as
+//! messages are moved many times on their way. Knows nothing of what the bytes mean.
 //!
 //! Invariants:
-//! 1. What is in a list has nothing but bytes of its own, and links to what is below it, of which it knows
-//!    the number.
+//! 1. What is in a list has nothing but bytes of its own.
 //! 2. A list holds at most [`KEEP_SMALL_COUNT`]; larger storage is added to a shorter one only.
 #![allow(unsafe_code, reason = "takes the box out of its owner when that is dropped")]
 
-use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 
+use crate::memory::free_list::{self, FreeList};
 use crate::memory::region::Buffer;
 
 /// Length of the bytes of what is used again: room for headers, which need not be filled then.
 pub(crate) const KEPT_BYTES: usize = 96;
 /// Storage with more room than this is freed instead of kept in the list, bytes.
 const KEEP_BYTES: usize = 16 * 1024;
-/// Least room of new storage, bytes. A small message with its headers never outgrows it, so a thread stops
-/// allocating once it has had its highest number of messages at once.
-const MIN_BYTES: usize = 512;
+/// Least room of new storage, bytes. A small message with its headers never outgrows it, so a
+/// thread stops allocating once it has had its highest number of messages at once.
+pub(crate) const MIN_BYTES: usize = 512;
 /// What has this much room at most is small, bytes.
 const SMALL_BYTES: usize = 2 * MIN_BYTES;
 /// A list that has as many takes no more of storage that is not small.
-const KEEP_COUNT: u32 = 64;
+const KEEP_COUNT: usize = 64;
 /// Most that it keeps: streams have more small messages under way than calls.
-const KEEP_SMALL_COUNT: u32 = 320;
+const KEEP_SMALL_COUNT: usize = 320;
 
 thread_local! {
-    // What has no destructor is reached without a look at whether that has run: so there is one beside it.
-    static FREE: Cell<ManuallyDrop<Option<Box<Stored>>>> = const { Cell::new(ManuallyDrop::new(None)) };
-    /// `AT_END` is made, and has not run. Storage is kept only then.
-    static IS_WATCHED: Cell<bool> = const { Cell::new(false) };
-    static AT_END: AtEnd = const { AtEnd };
+    static FREE: FreeList<Box<Stored>, KEEP_SMALL_COUNT> = const { FreeList::new() };
 }
 
-/// Empties the list of a thread when that ends.
-struct AtEnd;
-
-impl Drop for AtEnd {
-    fn drop(&mut self) {
-        IS_WATCHED.set(false);
-        drop(top(None));
-    }
-}
-
-/// Puts other storage, and what is below it, at the top of the list.
-#[inline]
-fn top(stored: Option<Box<Stored>>) -> Option<Box<Stored>> {
-    // A thread that is gone has kept nothing.
-    let before = FREE.try_with(|free| free.replace(ManuallyDrop::new(stored)));
-    before.ok().and_then(ManuallyDrop::into_inner)
-}
-
-/// Storage of one message. It goes to the thread's list when it is dropped, unless it has little or much room, or
-/// the list is full.
+/// Storage of one message. It goes to the thread's list when it is dropped, unless it has little or
+/// much room, or the list is full.
 pub(crate) struct Storage(ManuallyDrop<Box<Stored>>);
 
 /// What a [`Storage`] has.
@@ -68,9 +45,6 @@ pub(crate) struct Stored {
     pub(crate) start: usize,
     pub(crate) end: usize,
     pub(crate) elsewhere: Elsewhere,
-    below: Option<Box<Self>>,
-    /// The number of those below it.
-    count: u32,
 }
 
 /// Where the bytes of a message are, if not in the storage's own.
@@ -83,18 +57,16 @@ pub(crate) enum Elsewhere {
 }
 
 impl Storage {
+    /// Memory that it holds, bytes, with room that no message uses.
+    #[inline]
+    pub(crate) fn held_bytes(&self) -> usize {
+        size_of::<Stored>() + self.0.bytes.capacity()
+    }
+
     /// Takes it from the list of this thread, or makes it.
     #[inline]
     pub(crate) fn take() -> Self {
-        let stored = match top(None) {
-            Some(mut stored) => {
-                // There is nothing to drop.
-                std::mem::forget(top(stored.below.take()));
-                stored
-            }
-            None => new(),
-        };
-        Self(ManuallyDrop::new(stored))
+        Self(ManuallyDrop::new(free_list::take(&FREE).unwrap_or_else(new)))
     }
 }
 
@@ -105,54 +77,31 @@ fn new() -> Box<Stored> {
         start: 0,
         end: 0,
         elsewhere: Elsewhere::Nowhere,
-        below: None,
-        count: 0,
     })
 }
 
-fn give_back(stored: Box<Stored>) {
+#[inline]
+fn give_back(mut stored: Box<Stored>) {
     let is_small = (MIN_BYTES..=SMALL_BYTES).contains(&stored.bytes.capacity());
     if !is_small || !matches!(stored.elsewhere, Elsewhere::Nowhere) {
-        return keep_rarely(stored);
+        return give_back_slow(stored);
     }
-    match top(None) {
-        Some(below) if below.count < KEEP_SMALL_COUNT - 1 => keep(stored, Some(below)),
-        None if IS_WATCHED.get() => keep(stored, None),
-        below => keep_at_limit(stored, below),
-    }
-}
-
-/// Puts storage into the list of which the top was taken.
-#[inline]
-fn keep(mut stored: Box<Stored>, below: Option<Box<Stored>>) {
     stored.bytes.truncate(KEPT_BYTES);
-    stored.count = below.as_ref().map_or(0, |below| below.count + 1);
-    // Neither links to anything, so nothing has to be dropped.
-    std::mem::forget(std::mem::replace(&mut stored.below, below));
-    std::mem::forget(top(Some(stored)));
+    free_list::keep(&FREE, stored);
 }
 
-/// The same for the first one of a thread, and for one too many.
+/// The same for storage that is not small, or whose message is elsewhere.
 #[cold]
-fn keep_at_limit(stored: Box<Stored>, below: Option<Box<Stored>>) {
-    if below.is_some() {
-        drop(top(below));
-    } else if AT_END.try_with(|_| IS_WATCHED.set(true)).is_ok() {
-        keep(stored, None);
-    }
-}
-
-/// The same for one that is not small, or whose message is elsewhere.
-#[cold]
-fn keep_rarely(mut stored: Box<Stored>) {
+fn give_back_slow(mut stored: Box<Stored>) {
     stored.elsewhere = Elsewhere::Nowhere;
-    match stored.bytes.capacity() {
-        MIN_BYTES..=SMALL_BYTES => give_back(stored),
-        capacity if (SMALL_BYTES..=KEEP_BYTES).contains(&capacity) => match top(None) {
-            Some(below) if below.count < KEEP_COUNT - 1 => keep(stored, Some(below)),
-            below => keep_at_limit(stored, below),
-        },
-        _ => {}
+    stored.bytes.truncate(KEPT_BYTES);
+    let capacity = stored.bytes.capacity();
+    if !(MIN_BYTES..=KEEP_BYTES).contains(&capacity) {
+        return;
+    }
+    let most = if capacity <= SMALL_BYTES { KEEP_SMALL_COUNT } else { KEEP_COUNT };
+    if FREE.with(FreeList::count) < most {
+        free_list::keep(&FREE, stored);
     }
 }
 
@@ -185,11 +134,8 @@ mod tests {
     use super::*;
 
     /// How much this thread has kept.
-    fn kept() -> u32 {
-        let stored = top(None);
-        let count = stored.as_ref().map_or(0, |stored| stored.count + 1);
-        assert!(top(stored).is_none());
-        count
+    fn kept() -> usize {
+        FREE.with(FreeList::count)
     }
 
     fn sized(bytes: usize) -> Storage {
@@ -212,14 +158,14 @@ mod tests {
         drop(many);
         assert_eq!(kept(), KEEP_SMALL_COUNT);
         // Larger ones are fewer.
-        drop(top(None));
+        while free_list::take(&FREE).is_some() {}
         let many: Vec<_> = (0..2 * KEEP_COUNT).map(|_| sized(KEEP_BYTES)).collect();
         drop(many);
         assert_eq!(kept(), KEEP_COUNT);
     }
 
     #[test]
-    fn storage_that_is_too_small_or_too_large_is_not_kept() {
+    fn storage_of_odd_size_is_not_kept() {
         let before = kept();
         drop([sized(8), sized(KEEP_BYTES + 1)]);
         assert_eq!(kept(), before);
@@ -253,6 +199,7 @@ mod tests {
 
     #[test]
     fn storage_dropped_while_its_thread_ends_is_freed() {
+        use std::cell::Cell;
         thread_local! {
             static LAST: Cell<Option<Storage>> = const { Cell::new(None) };
         }

@@ -4,6 +4,7 @@ pub mod outgoing;
 pub mod part;
 pub mod payload;
 pub mod payload_stream;
+pub mod read_error;
 pub mod received;
 pub mod reply_slot;
 mod trusted;

@@ -14,7 +14,7 @@ use std::io;
 use std::ops::Deref;
 
 use crate::memory::budget::Reservation;
-use crate::memory::storage::{KEPT_BYTES, Storage};
+use crate::memory::storage::{KEPT_BYTES, MIN_BYTES, Storage};
 use crate::message::part::OutPart;
 use crate::message::reply_slot::{PeerSlot, SlotOffer};
 use crate::user_code::assert_may_run;
@@ -23,6 +23,9 @@ use crate::user_code::assert_may_run;
 /// optional blocks.
 pub const HEADROOM_BYTES: usize = KEPT_BYTES;
 
+/// The least that [`OutBuf::held_bytes`] returns.
+pub const LEAST_HELD_BYTES: u64 = MIN_BYTES as u64;
+
 #[cold]
 fn make_headroom(bytes: &mut Vec<u8>) {
     bytes.resize(HEADROOM_BYTES, 0);
@@ -30,8 +33,8 @@ fn make_headroom(bytes: &mut Vec<u8>) {
 
 /// An outgoing message.
 pub struct OutBuf {
-    // Boxed: most messages have none, and every message is moved around. The first field, so that a drop
-    // knows that it is empty.
+    // Boxed: most messages have none, and every message is moved around. The first field, so that a
+    // drop knows that it is empty.
     tail: Option<Box<Tail>>,
     storage: Storage,
 }
@@ -134,6 +137,14 @@ impl OutBuf {
     #[must_use]
     pub fn total_len(&self) -> u64 {
         self.len() as u64 + self.tail_len()
+    }
+
+    /// Memory that the message holds while it waits, bytes: its head's storage, of which a small
+    /// message uses little, and its tail. At least [`LEAST_HELD_BYTES`].
+    #[inline]
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.storage.held_bytes() as u64 + self.tail_len()
     }
 
     /// Length of the message's head, bytes.
@@ -319,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_larger_than_the_headroom_moves_the_message() {
+    fn oversized_header_moves_the_message() {
         let mut out = OutBuf::new();
         out.extend_from_slice(b"payload");
         let header = vec![7; HEADROOM_BYTES * 3 + 1];
@@ -330,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_message_has_nothing_of_an_earlier_one() {
+    fn new_message_has_no_earlier_contents() {
         let mut first = OutBuf::new();
         first.extend_from_slice(&[1; 100]);
         first.prepend(&[2; 16]);

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::memory::region::{Buffer, MemoryRegion};
+use crate::memory::registered::RegisteredBytes;
 use crate::memory::shared::SharedBytes;
 use crate::user_code::UserOwner;
 
@@ -29,6 +30,14 @@ pub(crate) enum PartSource {
     Region { region: MemoryRegion, _owner: Option<UserOwner> },
     /// Private memory: copied into a staging buffer, where the device needs registered memory.
     Shared(SharedBytes),
+}
+
+impl From<&RegisteredBytes> for OutPart {
+    /// All of the bytes.
+    fn from(bytes: &RegisteredBytes) -> Self {
+        let region = bytes.region();
+        Self::region(region.clone(), 0, region.len() as u64, None)
+    }
 }
 
 impl OutPart {

@@ -7,6 +7,7 @@
 //! 1. `start + len` is within the rope; pieces are in order and without gap.
 //! 2. A remote piece is read by copying; a reference to it is given only by the unsafe
 //!    [`Payload::as_slice`].
+//! 3. Whatever gives the bytes of a remote piece can fail, and then gives none of them.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,12 +16,7 @@ use std::sync::Arc;
 use crate::memory::pages;
 use crate::memory::region::MemoryRegion;
 use crate::message::part::OutPart;
-
-/// Gives memory back when it is dropped with the last user of a piece.
-pub(crate) trait Lease: Send + Sync {
-    /// All of the payload has been copied for whoever wants it as an owner.
-    fn on_copied(&self) {}
-}
+use crate::message::read_error::ReadError;
 
 /// A run of bytes.
 pub(crate) enum Piece {
@@ -33,7 +29,7 @@ pub(crate) enum Piece {
         offset: usize,
         len: usize,
         /// Gives the memory back when the piece is dropped.
-        lease: Option<Box<dyn Lease>>,
+        lease: Option<Box<dyn Send + Sync>>,
     },
 }
 
@@ -47,19 +43,27 @@ impl Piece {
 
     /// Copies `to.len()` bytes from `start` on, which it has.
     #[inline]
-    fn copy_out(&self, start: usize, to: &mut [u8]) {
+    fn copy_out(&self, start: usize, to: &mut [u8]) -> Result<(), ReadError> {
         match self {
             Self::Private(bytes) => to.copy_from_slice(&bytes[start..start + to.len()]),
-            Self::Remote { region, offset, .. } => region.copy_out(offset + start, to),
+            Self::Remote { region, offset, .. } => readable(region)?.copy_out(offset + start, to),
         }
+        Ok(())
     }
 
+    /// For the link, which runs in the process of its memory.
     pub(crate) fn append_to(&self, to: &mut Vec<u8>) {
         match self {
             Self::Private(bytes) => to.extend_from_slice(bytes),
             Self::Remote { region, offset, len, .. } => region.append_to(*offset, *len, to),
         }
     }
+}
+
+/// The region, if this process may read it.
+#[inline]
+pub(crate) fn readable(region: &MemoryRegion) -> Result<&MemoryRegion, ReadError> {
+    if region.is_here() { Ok(region) } else { Err(ReadError::Forked) }
 }
 
 /// Consecutive pieces.
@@ -106,12 +110,16 @@ impl Rope {
 
 /// The tail of a received message. Cheap to clone and to slice; all clones share the memory.
 ///
+/// Reading its bytes can fail, as [`ReadError`] says. Private bytes can always be read.
+///
 /// ```
+/// # fn main() -> Result<(), rpc_transport::message::read_error::ReadError> {
 /// use rpc_transport::message::payload::Payload;
 ///
 /// let payload = Payload::private(b"large bytes".to_vec());
 /// let word = payload.slice(6..11);
-/// assert_eq!(word.to_vec(), b"bytes");
+/// assert_eq!(word.to_vec()?, b"bytes");
+/// # Ok(()) }
 /// ```
 #[derive(Clone)]
 pub struct Payload {
@@ -125,6 +133,14 @@ impl Payload {
     #[must_use]
     pub fn private(bytes: Vec<u8>) -> Self {
         Self::from_pieces([Piece::Private(Arc::new(bytes))])
+    }
+
+    /// A payload whose bytes cannot be read, as a child of `fork(2)` finds it.
+    #[cfg(any(test, feature = "model"))]
+    #[must_use]
+    pub fn unreadable(len: usize) -> Self {
+        let region = MemoryRegion::inherited(len);
+        Self::from_pieces([Piece::Remote { region, offset: 0, len, lease: None }])
     }
 
     pub(crate) fn from_pieces(pieces: impl IntoIterator<Item = Piece>) -> Self {
@@ -189,9 +205,12 @@ impl Payload {
 
     /// Copies bytes out from `offset` on, as they are at this moment.
     ///
+    /// # Errors
+    /// [`ReadError`]; what `to` holds then is of no use.
+    ///
     /// # Panics
     /// When the span lies outside.
-    pub fn copy_to(&self, offset: u64, to: &mut [u8]) {
+    pub fn copy_to(&self, offset: u64, to: &mut [u8]) -> Result<(), ReadError> {
         let end = offset.saturating_add(to.len() as u64);
         self.check(offset, end);
         if let Some((piece, start)) = self.rope.within(self.start + offset, to.len()) {
@@ -201,78 +220,80 @@ impl Payload {
         for (piece, range) in self.cut(offset..end) {
             let part = &mut to[at..at + range.len()];
             at += range.len();
-            piece.copy_out(range.start, part);
+            piece.copy_out(range.start, part)?;
         }
+        Ok(())
     }
 
     /// Appends the bytes of `range` to `to`: one copy, into memory that need not be zeroed before.
     ///
+    /// # Errors
+    /// [`ReadError`]; nothing is appended then.
+    ///
     /// # Panics
     /// When the range lies outside.
-    pub fn append_to(&self, range: Range<u64>, to: &mut Vec<u8>) {
+    pub fn append_to(&self, range: Range<u64>, to: &mut Vec<u8>) -> Result<(), ReadError> {
         self.check(range.start, range.end);
-        let before = to.capacity();
+        let (len, before) = (to.len(), to.capacity());
         to.reserve(usize::try_from(range.end - range.start).unwrap_or(usize::MAX));
         pages::on_growth(to, before);
         for (piece, range) in self.cut(range) {
             match piece {
                 Piece::Private(bytes) => to.extend_from_slice(&bytes[range]),
-                Piece::Remote { region, offset, .. } => {
-                    region.append_to(offset + range.start, range.len(), to);
-                }
+                Piece::Remote { region, offset, .. } => match readable(region) {
+                    Ok(region) => region.append_to(offset + range.start, range.len(), to),
+                    Err(error) => {
+                        to.truncate(len);
+                        return Err(error);
+                    }
+                },
             }
         }
+        Ok(())
     }
 
     /// A private copy of all bytes.
-    #[must_use]
-    pub fn to_vec(&self) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn to_vec(&self) -> Result<Vec<u8>, ReadError> {
         let mut bytes = Vec::new();
-        self.append_to(0..self.len, &mut bytes);
-        bytes
+        self.append_to(0..self.len, &mut bytes)?;
+        Ok(bytes)
     }
 
     /// All bytes as a `Vec`; free of copying when they are private, in one piece, and this is the
     /// only handle.
-    #[must_use]
-    pub fn into_vec(self) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn into_vec(self) -> Result<Vec<u8>, ReadError> {
         if self.start != 0 || self.len != self.rope.len || self.rope.pieces.len() != 1 {
-            return self.owned();
+            return self.to_vec();
         }
-        let copied = |rope: Arc<Rope>| Self { start: 0, len: rope.len, rope }.owned();
+        let copied = |rope: Arc<Rope>| Self { start: 0, len: rope.len, rope }.to_vec();
         let mut rope = match Arc::try_unwrap(self.rope) {
             Ok(rope) => rope,
             Err(rope) => return copied(rope),
         };
         match rope.pieces.pop() {
-            Some((_, Piece::Private(bytes))) => Arc::unwrap_or_clone(bytes),
+            Some((_, Piece::Private(bytes))) => Ok(Arc::unwrap_or_clone(bytes)),
             Some(other) => {
                 rope.pieces.push(other);
                 copied(Arc::new(rope))
             }
-            None => Vec::new(),
+            None => Ok(Vec::new()),
         }
     }
 
-    /// A private copy, of which the memory's owner is told if there is nothing else.
-    fn owned(&self) -> Vec<u8> {
-        if self.len == self.rope.len {
-            for (_, piece) in &self.rope.pieces {
-                if let Piece::Remote { lease: Some(lease), .. } = piece {
-                    lease.on_copied();
-                }
-            }
-        }
-        self.to_vec()
-    }
-
-    /// Whether the bytes are private: no peer can write them.
+    /// Whether the bytes are private: no peer can write them, and reading them never fails.
     #[must_use]
     pub fn is_private(&self) -> bool {
         self.all().all(|(piece, _)| matches!(piece, Piece::Private(_)))
     }
 
-    /// The bytes, when they are private and in one piece.
+    /// The bytes, when they are private and in one piece. `None` does not say that they cannot be
+    /// read: [`to_vec`](Payload::to_vec) does.
     #[must_use]
     pub fn as_private_slice(&self) -> Option<&[u8]> {
         let mut pieces = self.all().filter(|(_, range)| !range.is_empty());
@@ -305,25 +326,36 @@ impl Payload {
         run
     }
 
+    /// Whether both are handles of the same bytes.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.rope, &other.rope) && (self.start, self.len) == (other.start, other.len)
+    }
+
     /// A payload that no peer can write: itself if it is private, else a copy, and the memory that
     /// this handle held goes back to the peer.
-    #[must_use]
-    pub fn detach(self) -> Self {
-        if self.is_private() { self } else { Self::private(self.to_vec()) }
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn detach(self) -> Result<Self, ReadError> {
+        if self.is_private() { Ok(self) } else { Ok(Self::private(self.to_vec()?)) }
     }
 
     /// The payload as parts of an outgoing message, without a copy. The memory that it holds is
     /// given back when they have been sent.
-    #[must_use]
-    pub fn to_parts(&self) -> Vec<OutPart> {
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn to_parts(&self) -> Result<Vec<OutPart>, ReadError> {
         let part = |(piece, range): (&Piece, Range<usize>)| match piece {
             Piece::Private(bytes) => {
-                OutPart::shared(Arc::clone(bytes)).slice(range.start as u64..range.end as u64)
+                let range = range.start as u64..range.end as u64;
+                Ok(OutPart::shared(Arc::clone(bytes)).slice(range))
             }
             Piece::Remote { region, offset, .. } => {
                 let (start, len) = ((offset + range.start) as u64, range.len() as u64);
                 let owner: Arc<Rope> = Arc::clone(&self.rope);
-                OutPart::region(region.clone(), start, len, Some(owner))
+                Ok(OutPart::region(readable(region)?.clone(), start, len, Some(owner)))
             }
         };
         self.all().map(part).collect()
@@ -353,17 +385,17 @@ mod tests {
     }
 
     #[test]
-    fn every_slice_of_a_rope_is_what_it_is_of_the_bytes() {
+    fn rope_slices_equal_byte_slices() {
         let (payload, bytes) = (rope(), b"abcdefgh");
         for start in 0..=bytes.len() {
             for end in start..=bytes.len() {
                 let part = payload.slice(start as u64..end as u64);
-                assert_eq!(part.to_vec(), &bytes[start..end]);
+                assert_eq!(part.to_vec().unwrap(), &bytes[start..end]);
                 let mut copy = vec![0; end - start];
-                payload.copy_to(start as u64, &mut copy);
+                payload.copy_to(start as u64, &mut copy).unwrap();
                 assert_eq!(copy, &bytes[start..end]);
                 let mut joined = Vec::new();
-                for part in part.to_parts() {
+                for part in part.to_parts().unwrap() {
                     part.append_to(0..part.len(), &mut joined);
                 }
                 assert_eq!(joined, &bytes[start..end]);
@@ -372,24 +404,46 @@ mod tests {
         assert_eq!(payload.slice(3..7).as_private_slice(), Some(&b"defg"[..]));
         assert_eq!(payload.slice(4..6).as_private_slice(), Some(&b"ef"[..]));
         assert_eq!(payload.as_private_slice(), None);
-        assert_eq!(payload.into_vec(), bytes);
+        assert_eq!(payload.into_vec().unwrap(), bytes);
     }
 
     #[test]
-    fn a_lone_private_payload_becomes_its_vec_without_a_copy() {
+    fn no_way_out_gives_unreadable_bytes() {
+        let inherited = MemoryRegion::inherited(8);
+        let private = Piece::Private(Arc::new(b"ab".to_vec()));
+        let remote = Piece::Remote { region: inherited, offset: 2, len: 6, lease: None };
+        let payload = Payload::from_pieces([private, remote]);
+        let mut room = b"before".to_vec();
+        let failed = [
+            payload.to_vec().map(drop),
+            payload.clone().into_vec().map(drop),
+            payload.clone().detach().map(drop),
+            payload.to_parts().map(drop),
+            payload.append_to(0..8, &mut room),
+            payload.copy_to(5, &mut [0; 2]),
+            payload.copy_to(1, &mut [0; 4]),
+        ];
+        assert_eq!(failed, [Err(ReadError::Forked); 7]);
+        assert_eq!(room, b"before");
+        assert_eq!(payload.slice(0..2).to_vec().unwrap(), b"ab");
+        assert!(payload.is_same(&payload.clone()) && !payload.is_same(&payload.slice(0..5)));
+    }
+
+    #[test]
+    fn lone_private_payload_becomes_vec_without_copy() {
         let bytes = vec![1; 100];
         let address = bytes.as_ptr();
         let payload = Payload::private(bytes);
         let clone = payload.clone();
-        let copied = payload.into_vec();
+        let copied = payload.into_vec().unwrap();
         assert_ne!(copied.as_ptr(), address);
-        let same = clone.into_vec();
+        let same = clone.into_vec().unwrap();
         assert_eq!(same.as_ptr(), address);
     }
 
     #[test]
     #[should_panic(expected = "3..9 of a payload of 8")]
-    fn a_slice_beyond_the_end_is_a_bug_of_the_caller() {
+    fn slicing_past_the_end_panics() {
         let _ = rope().slice(3..9);
     }
 }

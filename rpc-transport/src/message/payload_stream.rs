@@ -6,11 +6,12 @@
 //! Invariants:
 //! 1. Segments are returned in order and without gap; after the last one, or an error, nothing
 //!    more.
-//! 2. Unread private bytes are bounded by `assembly_bytes`. A sender that can be told how far it
-//!    was read (`StreamHome`) must keep to the bound; with any other, going beyond it fails the
+//! 2. Unread private bytes are bounded by `assembly_bytes`. A sender that learns how far the stream
+//!    was read (`StreamProgress`) must keep to the bound. With any other, going beyond it fails the
 //!    stream, not the connection.
-//! 3. The sender is told whenever half of that bound has been read, so it never waits for a reader
-//!    that has read everything; dropping the stream counts as reading everything.
+//! 3. Progress is reported to the sender whenever half of that bound has been read, so it never
+//!    waits for a reader that has read everything. Dropping the stream counts as reading
+//!    everything.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,10 +21,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
-use parking_lot::Mutex;
 use tokio::io::{AsyncRead, ReadBuf};
 
+use crate::lock::Mutex;
 use crate::memory::budget::{BudgetExhausted, Reservation};
+use crate::memory::process::Process;
 use crate::message::payload::Payload;
 
 /// Why a stream ends before its length.
@@ -31,15 +33,15 @@ use crate::message::payload::Payload;
 #[non_exhaustive]
 pub enum StreamError {
     /// The sender cancelled the message.
-    #[error("the sender gave the message up after {0} bytes")]
+    #[error("the sender aborted the message after {0} bytes")]
     Aborted(u64),
     /// The connection ended.
     #[error("the connection ended after {0} bytes of the message")]
     ConnectionLost(u64),
     /// It was read too slowly, and the peer supports neither arenas nor waiting for its reader.
     #[error(
-        "{waiting} bytes wait to be read, assembly_bytes = {max} may; read faster, raise that knob, \
-         or let arenas hold them"
+        "{waiting} bytes are waiting to be read, more than assembly_bytes = {max}; read faster, \
+         raise that knob, or let arenas hold them"
     )]
     TooSlow {
         /// Unread bytes.
@@ -47,14 +49,17 @@ pub enum StreamError {
         /// The limit.
         max: u64,
     },
+    /// It belongs to the parent of this process, which reads on.
+    #[error("the message {}", crate::memory::process::FORKED)]
+    Forked,
     /// There is no memory for the segments that arrive.
-    #[error("no memory for what arrives: {0}; read faster, or raise that budget")]
+    #[error("no memory for arriving bytes: {0}; read faster, or raise that budget")]
     OverBudget(BudgetExhausted),
 }
 
 /// Receives how much readers have read; called from any thread, holding no lock that it takes
 /// itself.
-pub(crate) trait StreamHome: Send + Sync {
+pub(crate) trait StreamProgress: Send + Sync {
     /// Frames may carry `max_bytes` of the tail of this message, in total.
     fn on_read(&self, message: u32, max_bytes: u64);
 }
@@ -62,9 +67,9 @@ pub(crate) trait StreamHome: Send + Sync {
 /// Unread private segments are put together up to this length, bytes.
 const MERGED_BYTES: u64 = 4096;
 
-/// How many bytes of a tail may be sent in frames, as the sender was last told.
+/// How many bytes of a tail may be sent in frames, as last reported to the sender.
 struct Allowance {
-    home: Arc<dyn StreamHome>,
+    progress: Arc<dyn StreamProgress>,
     message: u32,
     max_bytes: u64,
     /// Bytes that came in frames, and how many of them were read.
@@ -75,30 +80,30 @@ struct Allowance {
 }
 
 impl Allowance {
-    /// `bytes` more were read. Returns the update, if it is time to tell the sender.
-    fn on_read(&mut self, bytes: u64) -> Option<Told> {
+    /// `bytes` more were read. Returns a report for the sender, if it is time.
+    fn on_read(&mut self, bytes: u64) -> Option<Report> {
         self.read += bytes;
         let max_bytes = self.read.saturating_add(self.window);
         let is_due = max_bytes.saturating_sub(self.max_bytes) >= (self.window / 2).max(1);
-        is_due.then(|| self.tell(max_bytes))
+        is_due.then(|| self.report(max_bytes))
     }
 
-    fn tell(&mut self, max_bytes: u64) -> Told {
+    fn report(&mut self, max_bytes: u64) -> Report {
         self.max_bytes = max_bytes;
-        Told { home: Arc::clone(&self.home), message: self.message, max_bytes }
+        Report { progress: Arc::clone(&self.progress), message: self.message, max_bytes }
     }
 }
 
-/// An update for the sender, to be told without holding the mutex.
-struct Told {
-    home: Arc<dyn StreamHome>,
+/// A report for the sender, to be sent without holding the mutex.
+struct Report {
+    progress: Arc<dyn StreamProgress>,
     message: u32,
     max_bytes: u64,
 }
 
-impl Told {
-    fn tell(self) {
-        self.home.on_read(self.message, self.max_bytes);
+impl Report {
+    fn send(self) {
+        self.progress.on_read(self.message, self.max_bytes);
     }
 }
 
@@ -112,7 +117,7 @@ struct Inner {
     end: Option<Result<(), StreamError>>,
     reader: Option<Waker>,
     is_dropped: bool,
-    /// `None` where the sender cannot be told.
+    /// `None` if nothing can be reported to the sender.
     allowance: Option<Allowance>,
 }
 
@@ -135,7 +140,7 @@ impl Inner {
     }
 
     /// Applies a change to the allowance; returns the update for the sender, if it still sends.
-    fn news(&mut self, change: impl FnOnce(&mut Allowance) -> Option<Told>) -> Option<Told> {
+    fn news(&mut self, change: impl FnOnce(&mut Allowance) -> Option<Report>) -> Option<Report> {
         if self.end.is_some() { None } else { self.allowance.as_mut().and_then(change) }
     }
 }
@@ -148,6 +153,7 @@ pub struct PayloadStream {
     len: u64,
     /// A segment that has been read in part.
     current: Option<(Payload, u64)>,
+    process: Process,
 }
 
 impl PayloadStream {
@@ -171,6 +177,9 @@ impl PayloadStream {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Payload, StreamError>>> {
+        if !self.process.is_current() {
+            return Poll::Ready(Some(Err(StreamError::Forked)));
+        }
         if let Some((segment, read)) = self.current.take() {
             return Poll::Ready(Some(Ok(segment.slice(read..segment.len()))));
         }
@@ -181,9 +190,9 @@ impl PayloadStream {
         if let Some((segment, _charge)) = inner.segments.pop_front() {
             if segment.is_private() {
                 inner.private -= segment.len();
-                let told = inner.news(|allowance| allowance.on_read(segment.len()));
+                let report = inner.news(|allowance| allowance.on_read(segment.len()));
                 drop(inner);
-                told.into_iter().for_each(Told::tell);
+                report.into_iter().for_each(Report::send);
             }
             return Poll::Ready(Some(Ok(segment)));
         }
@@ -226,7 +235,7 @@ impl AsyncRead for PayloadStream {
         };
         let room = buf.initialize_unfilled();
         let len = room.len().min(usize::try_from(segment.len()).unwrap_or(usize::MAX));
-        segment.copy_to(0, &mut room[..len]);
+        segment.copy_to(0, &mut room[..len])?;
         buf.advance(len);
         if (len as u64) < segment.len() {
             self.current = Some((segment, len as u64));
@@ -237,20 +246,24 @@ impl AsyncRead for PayloadStream {
 
 impl Drop for PayloadStream {
     fn drop(&mut self) {
-        let (segments, told) = {
+        if !self.process.is_current() {
+            return;
+        }
+        let (segments, report) = {
             let mut inner = self.shared.lock();
             inner.is_dropped = true;
-            let told = inner.news(|allowance| Some(allowance.tell(u64::MAX)));
-            (std::mem::take(&mut inner.segments), told)
+            let report = inner.news(|allowance| Some(allowance.report(u64::MAX)));
+            (std::mem::take(&mut inner.segments), report)
         };
         drop(segments);
-        told.into_iter().for_each(Told::tell);
+        report.into_iter().for_each(Report::send);
     }
 }
 
 impl fmt::Debug for PayloadStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PayloadStream({} of {} bytes)", self.shared.lock().arrived, self.len)
+        let arrived = self.process.is_current().then(|| self.shared.lock().arrived);
+        write!(f, "PayloadStream({arrived:?} of {} bytes)", self.len)
     }
 }
 
@@ -263,15 +276,17 @@ pub(crate) struct StreamFeed {
 impl StreamFeed {
     pub(crate) fn new(len: u64, max_private_bytes: u64) -> (Self, PayloadStream) {
         let shared = Shared::default();
-        let stream = PayloadStream { shared: Arc::clone(&shared), len, current: None };
+        let process = Process::current();
+        let stream = PayloadStream { shared: Arc::clone(&shared), len, current: None, process };
         (Self { shared, max_private_bytes }, stream)
     }
 
-    /// From now on the sender of the message is told how far it was read, and must keep to that.
-    pub(crate) fn tell_sender(&self, message: u32, home: Arc<dyn StreamHome>) {
+    /// From now on reports to the sender how far the message was read; the sender must keep to
+    /// that.
+    pub(crate) fn report_to(&self, message: u32, progress: Arc<dyn StreamProgress>) {
         let window = self.max_private_bytes;
         let (max_bytes, arrived, read) = (window, 0, 0);
-        let allowance = Allowance { home, message, max_bytes, arrived, read, window };
+        let allowance = Allowance { progress, message, max_bytes, arrived, read, window };
         self.shared.lock().allowance = Some(allowance);
     }
 
@@ -309,8 +324,8 @@ impl StreamFeed {
     /// There is no memory for the rest, which is dropped.
     pub(crate) fn refuse(&self, reason: BudgetExhausted) -> Option<Waker> {
         // The rest is dropped and not counted, so the sender may send all of it.
-        let told = self.shared.lock().news(|allowance| Some(allowance.tell(u64::MAX)));
-        told.into_iter().for_each(Told::tell);
+        let report = self.shared.lock().news(|allowance| Some(allowance.report(u64::MAX)));
+        report.into_iter().for_each(Report::send);
         self.end(|_| Err(StreamError::OverBudget(reason)))
     }
 
@@ -366,7 +381,7 @@ mod tests {
         }
         assert!(feed.finish().is_none());
         let rest = stream.next().await.unwrap().unwrap();
-        assert_eq!(rest.to_vec(), b"c");
+        assert_eq!(rest.to_vec().unwrap(), b"c");
         let mut all = Vec::new();
         stream.read_to_end(&mut all).await.unwrap();
         assert_eq!(all, b"defghi");
@@ -374,11 +389,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_early_end_is_told_once_behind_what_arrived() {
+    async fn an_early_end_follows_what_arrived_once() {
         let (feed, mut stream) = StreamFeed::new(9, 100);
         feed.push(segment(b"abc"), None);
         drop(feed);
-        assert_eq!(stream.next().await.unwrap().unwrap().to_vec(), b"abc");
+        assert_eq!(stream.next().await.unwrap().unwrap().to_vec().unwrap(), b"abc");
         assert_eq!(stream.next().await.unwrap().unwrap_err(), StreamError::ConnectionLost(3));
         assert!(stream.next().await.is_none());
         let (feed, mut stream) = StreamFeed::new(9, 100);
@@ -391,7 +406,7 @@ mod tests {
         let (feed, mut stream) = StreamFeed::new(900, 8);
         feed.push(segment(b"abcdef"), None);
         feed.push(segment(b"ghi"), None);
-        assert_eq!(stream.next().await.unwrap().unwrap().to_vec(), b"abcdef");
+        assert_eq!(stream.next().await.unwrap().unwrap().to_vec().unwrap(), b"abcdef");
         let error = stream.next().await.unwrap().unwrap_err();
         assert_eq!(error, StreamError::TooSlow { waiting: 9, max: 8 });
         assert!(error.to_string().contains("assembly_bytes"));
@@ -416,7 +431,7 @@ mod tests {
         feed.push(segment(&[9; 100]), None);
         assert!(feed.finish().is_none());
         assert_eq!(first.len(), MERGED_BYTES);
-        let mut read = first.to_vec();
+        let mut read = first.to_vec().unwrap();
         stream.read_to_end(&mut read).await.unwrap();
         assert_eq!(read, [&sent[..], &[9; 100]].concat());
         assert_eq!(budget.used_bytes(), 0);

@@ -20,8 +20,8 @@ use crate::message::reply_slot::PeerSlot;
 
 /// A received message. Dereferences to the bytes not yet consumed.
 pub struct Message {
-    // Boxed: most messages have none, and every message is moved around. The first field, so that a drop
-    // knows that it is empty.
+    // Boxed: most messages have none, and every message is moved around. The first field, so that a
+    // drop knows that it is empty.
     beside: Option<Box<Beside>>,
     storage: Storage,
 }
@@ -260,7 +260,8 @@ impl Message {
         storage.start += count;
     }
 
-    /// The remaining bytes as an owned `Vec`; free of copying when it was made of one and never advanced.
+    /// The remaining bytes as an owned `Vec`; free of copying when it was made of one and never
+    /// advanced.
     #[must_use]
     pub fn into_vec(mut self) -> Vec<u8> {
         let len = self.len();
@@ -347,7 +348,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "advance past the end")]
-    fn advancing_past_the_end_is_a_bug_of_the_caller() {
+    fn advancing_past_the_end_panics() {
         Message::copied(b"ab").advance(3);
     }
 }

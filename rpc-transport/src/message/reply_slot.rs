@@ -63,7 +63,7 @@ impl fmt::Debug for SlotOffer {
 }
 
 /// Receives the slots that are done; called from any thread, holding no lock that it takes itself.
-pub(crate) trait SlotHome: Send + Sync {
+pub(crate) trait SlotReturns: Send + Sync {
     /// This end will not write the slot any more.
     fn done(&self, slot: u32);
 }
@@ -77,7 +77,7 @@ pub struct PeerSlot {
     pub(crate) rkey: u32,
     pub(crate) address: u64,
     pub(crate) len: u64,
-    pub(crate) home: Option<Arc<dyn SlotHome>>,
+    pub(crate) return_queue: Option<Arc<dyn SlotReturns>>,
 }
 
 impl PeerSlot {
@@ -96,8 +96,8 @@ impl PeerSlot {
 
 impl Drop for PeerSlot {
     fn drop(&mut self) {
-        if let Some(home) = self.home.take() {
-            home.done(self.slot);
+        if let Some(queue) = self.return_queue.take() {
+            queue.done(self.slot);
         }
     }
 }

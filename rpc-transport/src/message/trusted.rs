@@ -6,10 +6,12 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-use crate::message::payload::{Payload, Piece};
+use crate::message::payload::{Payload, Piece, readable};
+use crate::message::read_error::ReadError;
 
 impl Payload {
-    /// The bytes, if they are contiguous, private or not.
+    /// The bytes, if they are contiguous, private or not. `None` in a child of `fork(2)` if they
+    /// are remote.
     ///
     /// # Safety
     /// The peer must not write them while the slice lives. A peer that keeps to the protocol never
@@ -21,6 +23,7 @@ impl Payload {
             return Some(private);
         }
         let (region, offset, len) = self.as_remote_span()?;
+        let region = readable(region).ok()?;
         // SAFETY: the span is inside the region (`Piece`'s makers checked), which `self` keeps.
         let start = unsafe { region.base().as_ptr().add(offset) };
         // SAFETY: initialised memory of the region; unchanged by the caller's promise.
@@ -31,13 +34,13 @@ impl Payload {
     /// were written, at least one unless no bytes are left. Blocks as the file does.
     ///
     /// # Errors
-    /// That of `write(2)`.
+    /// That of `write(2)`, or a [`ReadError`].
     ///
     /// # Panics
     /// When `offset` is beyond the end.
     pub fn write_to(&self, offset: u64, file: impl AsFd) -> io::Result<usize> {
         let rest = self.slice(offset..self.len());
-        let Some((start, len)) = rest.first_run() else { return Ok(0) };
+        let Some((start, len)) = rest.first_run()? else { return Ok(0) };
         let fd = file.as_fd().as_raw_fd();
         loop {
             // SAFETY: `start..start+len` is readable while `rest` lives; the kernel reads it
@@ -54,16 +57,17 @@ impl Payload {
     }
 
     /// The first run of bytes.
-    fn first_run(&self) -> Option<(*const u8, usize)> {
-        let (piece, range) = self.first_piece()?;
-        Some(match piece {
+    fn first_run(&self) -> Result<Option<(*const u8, usize)>, ReadError> {
+        let Some((piece, range)) = self.first_piece() else { return Ok(None) };
+        Ok(Some(match piece {
             Piece::Private(bytes) => (bytes[range.clone()].as_ptr(), range.len()),
             Piece::Remote { region, offset, .. } => {
+                let region = readable(region)?;
                 // SAFETY: the span is inside the region, as above.
                 let start = unsafe { region.base().as_ptr().add(offset + range.start) };
                 (start.cast_const(), range.len())
             }
-        })
+        }))
     }
 }
 
@@ -74,8 +78,19 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "files")]
+    fn unreadable_bytes_are_neither_lent_nor_written() {
+        let payload = Payload::unreadable(8);
+        // SAFETY: nothing is lent, so nobody can write it.
+        assert_eq!(unsafe { payload.as_slice() }, None);
+        let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
+        let error = payload.write_to(3, null).unwrap_err();
+        assert_eq!(error.downcast::<ReadError>().unwrap(), ReadError::Forked);
+    }
+
+    #[test]
     #[cfg_attr(miri, ignore = "memory files")]
-    fn a_payload_is_written_to_a_file_piece_by_piece() {
+    fn payload_is_written_to_a_file_in_pieces() {
         let memory = rustix::fs::memfd_create("payload", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let mut file = std::fs::File::from(memory);
         let payload = Payload::from_pieces(

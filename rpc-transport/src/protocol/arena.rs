@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! writer:  Free -> Writing -> Announced -> Free          owner:  Free -> Held -> Releasing -> Free
-//!            allocate  announce     on_release                    on_message  release  take_releases
+//!          allocate  announce     on_release                    on_message  release  take_releases
 //! ```
 //!
 //! **Owns** the state of each chunk, and so which end may access it now: [`ArenaWriter`] at the

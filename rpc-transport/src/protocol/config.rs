@@ -10,9 +10,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use crate::protocol::arena::{ArenaConfig, CHUNK_LOG2, CHUNK_NUMBERS, MAX_ARENA_CHUNKS};
-use crate::protocol::credit::{
-    FIRST_DATA_CREDITS, MAX_WINDOW, MIN_ACK_WINDOW, SendQueueBudget, Window,
-};
+use crate::protocol::credit::{MAX_WINDOW, MIN_ACK_WINDOW, SendQueueBudget, Window};
 
 /// SQ slots for Acks, WRs. More than one only lets an Ack be posted before earlier ones complete.
 const ACK_SLOTS: u16 = 4;
@@ -23,7 +21,8 @@ const MAX_MESSAGE_SLOTS: u16 = 8;
 pub const MIN_RECEIVE_BUFFER_BYTES: u32 = 256;
 /// Receive buffers where registering is free, bytes.
 const RECEIVE_BUFFER_BYTES: u32 = 8 << 10;
-/// Receive buffers where what is registered is locked, bytes: half, as an idle connection has them posted.
+/// Receive buffers where what is registered is locked, bytes: half, as an idle connection has them
+/// posted.
 const LOCKED_RECEIVE_BUFFER_BYTES: u32 = 4 << 10;
 /// Largest receive buffer, bytes.
 pub const MAX_RECEIVE_BUFFER_BYTES: u32 = 16 << 20;
@@ -33,7 +32,7 @@ pub const MAX_MESSAGE_BYTES: u64 = 1 << 40;
 /// Which connections share a protection domain (PD): the device refuses keys of another PD.
 ///
 /// A peer can write only to a connection's arenas and reply slots, and only that connection's peer
-/// is told their keys. But keys are sent unencrypted and can be guessed.
+/// receives their keys. But keys are sent unencrypted and can be guessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Isolation {
@@ -48,8 +47,8 @@ pub enum Isolation {
     PerConnection,
 }
 
-/// What happens to a message when [`LinkConfig::queued_bytes`] already wait to be sent, and to a call
-/// when as many are in flight as may be.
+/// What happens to a message when [`LinkConfig::queued_bytes`] already wait to be sent, and to a
+/// call when as many are in flight as may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum WhenFull {
@@ -82,7 +81,6 @@ pub struct QueueLimit {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkConfig {
     pub(crate) data_credits: u16,
-    first_data_credits: u16,
     pub(crate) ack_credits: u16,
     /// `None`: by the device, see [`LinkConfig::settled`].
     receive_buffer_bytes: Option<u32>,
@@ -105,7 +103,6 @@ impl Default for LinkConfig {
     fn default() -> Self {
         Self {
             data_credits: 64,
-            first_data_credits: FIRST_DATA_CREDITS,
             ack_credits: 2,
             receive_buffer_bytes: None,
             max_message_bytes: 64 << 20,
@@ -127,23 +124,14 @@ impl Default for LinkConfig {
 
 impl LinkConfig {
     /// Messages that the peer may send before this end returns credits (`D`), credits. Default 64,
-    /// 1 to 4095. Each costs a receive buffer; more hide a longer round trip. A connection starts with
-    /// [`LinkConfig::first_data_credits`], and has twice as many whenever the peer has used up more than
-    /// half, so that one that works lightly touches the memory of few buffers.
+    /// 1 to 4095. Each costs a receive buffer; more hide a longer round trip. A connection starts
+    /// with 8 of them, and doubles them whenever the peer has used up more than half, so that a
+    /// connection with little work touches few buffers. An idle connection has receive buffers for
+    /// these first credits, for the acks and for two more, which is what it locks on a NIC: with 2
+    /// credits in all it locks the least, and two messages at a time may be in flight to it.
     #[must_use]
     pub fn data_credits(mut self, credits: u16) -> Self {
         self.data_credits = credits;
-        self
-    }
-
-    /// Data credits that a connection starts with, credits. Default 8, 1 to 8. An idle connection has
-    /// receive buffers for them, for the acks and for two more, which is what it locks on a NIC: 2 is
-    /// enough for one call at a time. Below 8, `data_credits` counts as the largest number to which it
-    /// doubles, and to a peer of an earlier build, which knows nothing of it, the first number is all that
-    /// there is.
-    #[must_use]
-    pub fn first_data_credits(mut self, credits: u16) -> Self {
-        self.first_data_credits = credits;
         self
     }
 
@@ -155,15 +143,16 @@ impl LinkConfig {
         self
     }
 
-    /// Whether the connections of a server that have a completion queue together have one receive queue,
-    /// too, where the device has such. Default false. Each has the receives of its window for itself, as
-    /// without: so an idle one costs less memory only with fewer
-    /// [`first_data_credits`](LinkConfig::first_data_credits). But what windows grow by is memory of all,
-    /// [`16`](crate::engine::establish::SHARED_RECVS) receives for each connection that there is room for, or
-    /// twice as many as it begins with, and a window stays as it is where others have them. It falls again
-    /// by [`keep_alive`](LinkConfig::keep_alive): ends without keep what theirs grew to. A peer that
-    /// breaks the rules can take receives of other connections, which are lost by that: it is for peers that
-    /// trust each other, and not used with [`Isolation::PerConnection`], nor by channels.
+    /// Whether the connections of a server that share a completion queue share one receive queue as
+    /// well, where the device has such queues. Default false. Each connection has a fixed share of
+    /// it: the receives of its first window, which does not grow. All of them are registered when
+    /// the queue is made, for as many connections as it has room for. So it takes less memory than
+    /// receives of their own only with many connections, and few
+    /// [`data_credits`](LinkConfig::data_credits).
+    ///
+    /// A peer that breaks the rules can take receives of other connections, which end by that. So
+    /// it is for peers that trust each other, and not used with [`Isolation::PerConnection`], nor
+    /// by channels.
     #[must_use]
     pub fn shared_receive_queue(mut self, is_shared: bool) -> Self {
         self.shared_receive_queue = is_shared;
@@ -177,10 +166,10 @@ impl LinkConfig {
         self.shared_receive_queue && self.isolation == Isolation::Shared
     }
 
-    /// Size of each receive buffer, bytes. Default 8 KiB, and 4 KiB on a NIC, which locks their memory;
-    /// 256 bytes to 16 MiB. Larger messages travel in segments of the smaller of both ends' size.
-    /// `D + I + 1` of them are posted per connection, and fewer until the peer needs them: see
-    /// [`LinkConfig::data_credits`].
+    /// Size of each receive buffer, bytes. Default 8 KiB, and 4 KiB on a NIC, which locks their
+    /// memory; 256 bytes to 16 MiB. Larger messages travel in segments of the smaller of both ends'
+    /// size. `D + I + 1` of them are posted per connection, and fewer until the peer needs them:
+    /// see [`LinkConfig::data_credits`].
     #[must_use]
     pub fn receive_buffer_bytes(mut self, bytes: u32) -> Self {
         self.receive_buffer_bytes = Some(bytes);
@@ -205,9 +194,9 @@ impl LinkConfig {
     }
 
     /// Send queue slots for messages, WRs. Default 64, 1 to 4095. If fewer than the peer's data
-    /// credits, they limit the messages in flight before the credits do. Seven more are reserved, and a
-    /// NIC rounds the queue up: up to 57 it locks half the memory for it, and streams cost some percent
-    /// more instructions.
+    /// credits, they limit the messages in flight before the credits do. Seven more are reserved,
+    /// and a NIC rounds the queue up: up to 57 it locks half the memory for it, and streams cost
+    /// some percent more instructions.
     #[must_use]
     pub fn send_queue_slots(mut self, slots: u16) -> Self {
         self.send_queue_slots = slots;
@@ -222,8 +211,9 @@ impl LinkConfig {
         self
     }
 
-    /// Bytes that may wait to be sent on the connection; once they do, [`LinkConfig::when_full`]
-    /// applies to further messages. Default 16 MiB, 1 byte to 1 TiB. The last message queued below
+    /// Memory, in bytes, that messages may hold which wait to be sent on the connection; once they
+    /// do, [`LinkConfig::when_full`] applies to further messages. Default 16 MiB, 1 byte to 1 TiB.
+    /// A small message holds about 700 bytes, however short it is. The last message queued below
     /// the limit may be of any length. Small messages wait for small ones only.
     #[must_use]
     pub fn queued_bytes(mut self, bytes: u64) -> Self {
@@ -266,8 +256,8 @@ impl LinkConfig {
 
     /// Most bytes that are written into the peer's arena at once. Default 256 KiB, 4 KiB to 1 GiB.
     /// A longer message is written in several segments, and small messages are sent between two of
-    /// them; over shared memory, where posting copies, also within one, and a segment has up to four times as much
-    /// where other large messages wait and no small ones are being sent.
+    /// them; over shared memory, where posting copies, also within one, and a segment has up to
+    /// four times as much where other large messages wait and no small ones are being sent.
     #[must_use]
     pub fn arena_segment_bytes(mut self, bytes: u32) -> Self {
         self.arena_segment_bytes = bytes;
@@ -310,6 +300,12 @@ impl LinkConfig {
     /// 1 ms. This end checks eight times in that time. If a check is late by more than 100 ms plus
     /// an eighth of the timeout, because this process was stopped or overloaded, the time starts
     /// again.
+    ///
+    /// This end cannot see whether the peer's process is hung, stopped, or gets no CPU. What is
+    /// promised is this: a peer whose driver answers within the timeout is never given up. On hosts
+    /// where a process may wait longer than that, such as a server with thousands of busy
+    /// connections on two cores that others use as well, raise the timeout. Processes that die are
+    /// found without it, as the system closes their connections.
     #[must_use]
     pub fn keep_alive_timeout(mut self, timeout: Duration) -> Self {
         self.keep_alive_timeout = timeout;
@@ -324,13 +320,6 @@ impl LinkConfig {
         let mill = Duration::from_millis(1);
         check("data_credits", self.data_credits, 1, MAX_WINDOW, "each costs a receive buffer")?;
         check(
-            "first_data_credits",
-            self.first_data_credits,
-            1,
-            FIRST_DATA_CREDITS,
-            "a window that is used grows by itself",
-        )?;
-        check(
             "ack_credits",
             self.ack_credits,
             MIN_ACK_WINDOW,
@@ -342,21 +331,21 @@ impl LinkConfig {
             self.receive_buffer(),
             MIN_RECEIVE_BUFFER_BYTES,
             MAX_RECEIVE_BUFFER_BYTES,
-            "larger messages travel in segments, whatever the buffer",
+            "larger messages are sent in segments, whatever the buffer size",
         )?;
         check(
             "max_message_bytes",
             self.max_message_bytes,
             u64::from(self.receive_buffer()),
             MAX_MESSAGE_BYTES,
-            "it is never less than receive_buffer_bytes; use a stream for what has no limit",
+            "it is at least receive_buffer_bytes; use a stream for data without a limit",
         )?;
         check(
             "assembly_bytes",
             self.assembly_bytes,
             u64::from(self.receive_buffer()),
             MAX_MESSAGE_BYTES,
-            "it is never less than receive_buffer_bytes; longer messages are streamed",
+            "it is at least receive_buffer_bytes; longer messages are streamed",
         )?;
         check(
             "send_queue_slots",
@@ -389,14 +378,14 @@ impl LinkConfig {
             "256 MiB suits most links",
         )?;
         if let Some(interval) = self.keep_alive {
-            let what = "use None to switch pings off";
+            let what = "use None to disable pings";
             check_time("keep_alive", interval, mill, what)?;
         }
         check_time("keep_alive_timeout", self.keep_alive_timeout, mill, "5 s suits most links")
     }
 
-    /// This configuration with the defaults that depend on the device: whether it locks the memory that
-    /// is registered. Both ends of a connection are told of, and count with, a settled one.
+    /// This configuration with the defaults that depend on the device: whether it locks the memory
+    /// that is registered. The handshake sends settled values, and both ends count with them.
     #[must_use]
     #[doc(hidden)]
     pub fn settled(&self, locks_memory: bool) -> Self {
@@ -416,17 +405,14 @@ impl LinkConfig {
     #[must_use]
     #[doc(hidden)]
     pub const fn window(&self) -> Window {
-        let (first, most) = (self.first_data_credits, self.data_credits);
-        let doubles = first != 0 && first < FIRST_DATA_CREDITS && first < most;
-        let data = if doubles { first << (most / first).ilog2() } else { most };
-        Window { data, ack: self.ack_credits }
+        Window { data: self.data_credits, ack: self.ack_credits }
     }
 
     /// The same when a connection starts.
     #[must_use]
     #[doc(hidden)]
     pub const fn first_window(&self) -> Window {
-        self.window().first(self.first_data_credits)
+        self.window().first()
     }
 
     /// The part of the SQ that credits govern; the QP is created with its `sq_len`.
@@ -519,13 +505,11 @@ mod tests {
     }
 
     #[test]
-    fn every_knob_out_of_range_is_named_with_value_range_and_advice() {
+    fn invalid_setting_names_value_range_and_advice() {
         let base = LinkConfig::default;
         for (config, parts) in [
             (base().data_credits(0), ["data_credits is 0", "1 to 4095", "receive buffer"]),
             (base().data_credits(4096), ["data_credits is 4096", "1 to 4095", "receive buffer"]),
-            (base().first_data_credits(0), ["first_data_credits is 0", "1 to 8", "by itself"]),
-            (base().first_data_credits(9), ["first_data_credits is 9", "1 to 8", "by itself"]),
             (base().ack_credits(1), ["ack_credits is 1", "2 to 4095", "default of 2"]),
             (base().ack_credits(4096), ["ack_credits is 4096", "2 to 4095", "default of 2"]),
             (

@@ -9,8 +9,8 @@
 //!
 //! There are two classes of credits, data (`D`) and acks (`I`), each a *window* of receives that
 //! the receiver offers. A send spends one credit of its class. The receiver reposts the RECV and
-//! owes the credit, and then returns it in a [`Grant`]: part of every data header, and of an explicit
-//! Ack.
+//! owes the credit, and then returns it in a [`Grant`]: part of every data header, and of an
+//! explicit Ack.
 //!
 //! The rules, which `rpc-transport/tests/credit_model` checks by exhaustive search:
 //!
@@ -27,7 +27,6 @@
 //! - **Rule 6** about to sleep: [`Credits::poll_idle_ack`], which never spends the last ack credit.
 //! - **Rule 7** a grant or a message beyond its window is a [`CreditError`]: close the connection.
 //! - **Rules 8 to 10** data windows start small and grow by demand: see `growth.rs`.
-//! - **Rules 11 to 13** what they grew by goes back when it is not used: see `falling.rs`.
 //!
 //! Invariants (`I3` and `I7` need the queues and are kept by the link, which sizes and drains
 //! them):
@@ -48,8 +47,8 @@
 //! both ends can deadlock iff `I <= D / T`, each waiting for an ack credit that only an Ack could
 //! bring; and with Acks below the threshold (rule 6) they can deadlock even with a larger `I`.
 
-mod falling;
 mod growth;
+mod owed;
 mod pool;
 #[cfg(any(test, feature = "model"))]
 mod rules;
@@ -58,7 +57,8 @@ mod window;
 use thiserror::Error;
 
 use self::growth::Sizes;
-pub use self::pool::RecvPool;
+pub use self::owed::Owed;
+pub use self::pool::SharePool;
 #[cfg(any(test, feature = "model"))]
 pub use self::rules::Rules;
 pub use self::window::{
@@ -74,7 +74,7 @@ const IDLE_ACK_RESERVE: u16 = 1;
 pub struct Grant {
     /// Data credits (`a`), and [`Grant::GROWN`].
     pub data: u16,
-    /// Ack credits (`b`), [`Grant::ASKS`] with [`Grant::ODD`], and [`Grant::RETURNS`].
+    /// Ack credits (`b`), and [`Grant::ASKS`] with [`Grant::ODD`].
     pub ack: u16,
 }
 
@@ -150,17 +150,15 @@ pub struct Counters {
     pub data_credits: u16,
     /// Ack credits held: Acks that may be sent now.
     pub ack_credits: u16,
-    /// Credits of the peer whose RECVs were reposted, or are before anything is sent, but which are not granted yet, and whether
-    /// they include those of a window that has grown.
-    pub owed: Grant,
+    /// Credits of the peer whose RECVs were reposted, or are before anything is sent, but which are
+    /// not granted yet, and whether they include those of a window that has grown.
+    pub owed: Owed,
     /// Data window that this end offers now, in credits.
     pub local_window: u16,
     /// Data window that the peer offers now, as far as this end knows, in credits.
     pub remote_window: u16,
     /// The peer asks for a larger window.
     pub is_asked: bool,
-    /// This end gives a part of the peer's window back once all its credits are at home.
-    pub gives_back: bool,
     /// Free SQ slots for data, in WRs.
     pub data_slots: u16,
     /// Free SQ slots for Acks, in WRs.
@@ -179,13 +177,6 @@ pub struct Credits {
     due: Grant,
     /// Data credits left, in a message that is sent, below which it asks for more (rule 8).
     asks_below: u16,
-    /// Data credits left, in a message that is sent, below which there is anything to note: at least
-    /// `asks_below`, so that a message looks at one number.
-    notes_below: u16,
-    /// The peer's window was used since the last look (rule 11).
-    is_used: bool,
-    /// RECVs that this end's window has fallen by, which the engine does not know yet.
-    fallen: u16,
     now: Counters,
 }
 
@@ -197,8 +188,6 @@ struct Limits {
     local_sizes: Sizes,
     remote_sizes: Sizes,
     sq: SendQueueBudget,
-    /// Both ends have agreed that windows fall.
-    windows_fall: bool,
     #[cfg(any(test, feature = "model"))]
     rules: Rules,
 }
@@ -218,43 +207,29 @@ impl Credits {
             local_sizes: Sizes::new(FIRST_DATA_CREDITS, local.data),
             remote_sizes: Sizes::new(FIRST_DATA_CREDITS, remote.data),
             sq: sq.validate()?,
-            windows_fall: false,
             #[cfg(any(test, feature = "model"))]
             rules: Rules::default(),
         };
         Ok(Self::first(limits))
     }
 
-    /// The same with windows that start with other sizes: of `local` and of `remote`, in data credits.
-    /// To be called before anything else.
-    #[must_use]
-    pub fn starting_with(self, local: u16, remote: u16) -> Self {
-        let mut limits = self.limits;
-        limits.local_sizes = Sizes::new(local.max(1), limits.local.data);
-        limits.remote_sizes = Sizes::new(remote.max(1), limits.remote.data);
-        Self::first(limits)
-    }
-
     fn first(limits: Limits) -> Self {
         let now = Counters {
             data_credits: limits.remote_sizes.first,
             ack_credits: limits.remote.ack,
-            owed: Grant { data: 0, ack: 0 },
+            owed: Owed::default(),
             local_window: limits.local_sizes.first,
             remote_window: limits.remote_sizes.first,
             is_asked: false,
-            gives_back: false,
             data_slots: limits.sq.data_slots,
             ack_slots: limits.sq.ack_slots,
             unsignaled: 0,
             posted: SendQueueMark { data: 0, ack: 0 },
         };
         let due = Grant::default();
-        let (asks_below, notes_below, is_used, fallen) = (0, 0, false, 0);
-        let mut credits = Self { limits, due, asks_below, notes_below, is_used, fallen, now };
+        let mut credits = Self { limits, due, asks_below: 0, now };
         credits.due = credits.due_now();
         credits.asks_below = credits.asks_below_now();
-        credits.notes_below = credits.notes_below_now();
         credits
     }
 
@@ -292,8 +267,8 @@ impl Credits {
         now.data_slots -= slots;
         now.posted.data = now.posted.data.wrapping_add(slots);
         let mut grant = self.take_header_grant();
-        if self.now.data_credits < self.notes_below {
-            grant.ack |= self.note();
+        if self.now.data_credits < self.asks_below {
+            grant.ack |= self.question();
         }
         let sweep = self.data_send_must_sweep();
         Some(self.stamp(grant, slots, sweep))
@@ -315,19 +290,19 @@ impl Credits {
 
     /// Rule 2: a data message with this grant in its header was received.
     ///
-    /// Transmit (rule 5) only *after* the RECV was reposted: the credit counted here may leave with the
-    /// next message, and the peer may spend it at once.
+    /// Transmit (rule 5) only *after* the RECV was reposted: the credit counted here may leave with
+    /// the next message, and the peer may spend it at once.
     ///
     /// # Errors
     /// A [`CreditError`] if the peer broke a rule; the counters are unchanged.
     #[inline]
     pub fn on_data(&mut self, grant: Grant) -> Result<(), CreditError> {
         let window = self.now.local_window;
-        if self.now.owed.credits().data >= window {
+        if self.now.owed.data() >= window {
             return Err(CreditError::DataBeyondWindow { window });
         }
         self.credit(grant)?;
-        self.now.owed.data += 1;
+        self.now.owed.add_data();
         Ok(())
     }
 
@@ -340,14 +315,11 @@ impl Credits {
         if grant.credits().is_empty() {
             return Err(CreditError::EmptyAck);
         }
-        if grant.returns() {
-            return Err(CreditError::ReturnedByAck);
-        }
-        if self.now.owed.ack >= self.limits.local.ack {
+        if self.now.owed.ack() >= self.limits.local.ack {
             return Err(CreditError::AckBeyondWindow { window: self.limits.local.ack });
         }
         self.credit(grant)?;
-        self.now.owed.ack += 1;
+        self.now.owed.add_ack();
         Ok(())
     }
 
@@ -379,8 +351,7 @@ impl Credits {
     #[inline]
     #[must_use]
     pub const fn is_ack_due(&self) -> bool {
-        let owed = self.now.owed;
-        owed.data >= self.due.data || owed.ack >= self.due.ack
+        self.now.owed.reaches(self.due.data, self.due.ack)
     }
 
     /// Rule 6: an Ack below the threshold, for when this end is about to sleep.
@@ -390,7 +361,7 @@ impl Credits {
     #[inline]
     pub fn poll_idle_ack(&mut self) -> Option<Stamp> {
         let spare = self.now.ack_credits > self.idle_ack_reserve();
-        if spare && self.now.owed.data != 0 { self.post_ack() } else { None }
+        if spare && self.now.owed.has_data() { self.post_ack() } else { None }
     }
 
     /// A snapshot of all counters, for metrics and tests.
@@ -414,7 +385,8 @@ impl Credits {
         Window { data: self.now.remote_window, ack: self.limits.remote.ack }
     }
 
-    /// Adds a grant, or nothing of it if it breaks rule 7. A word about a window is above every room.
+    /// Adds a grant, or nothing of it if it breaks rule 7. A word about a window is above every
+    /// room.
     #[inline]
     fn credit(&mut self, grant: Grant) -> Result<(), CreditError> {
         let data_room = self.now.remote_window - self.now.data_credits;
@@ -433,7 +405,7 @@ impl Credits {
         now.ack_slots = now.ack_slots.checked_sub(1)?;
         now.ack_credits -= 1;
         now.posted.ack = now.posted.ack.wrapping_add(1);
-        let grant = self.take_owed();
+        let grant = self.now.owed.take();
         let sweep = self.ack_must_sweep();
         Some(self.stamp(grant, 1, sweep))
     }
@@ -454,18 +426,7 @@ impl Credits {
         if let Some(grant) = self.limits.rules.take_part(&mut self.now.owed) {
             return grant;
         }
-        self.take_owed()
-    }
-
-    /// All that is owed. A question among it that has no answer gets none (rule 12).
-    #[inline]
-    fn take_owed(&mut self) -> Grant {
-        #[cfg(any(test, feature = "model"))]
-        let is_asked = self.now.is_asked && self.limits.rules.answers_late;
-        #[cfg(not(any(test, feature = "model")))]
-        let is_asked = false;
-        self.now.is_asked = is_asked;
-        std::mem::take(&mut self.now.owed)
+        self.now.owed.take()
     }
 
     /// Signaled at the last credit, so that a sender that waits for the peer holds no buffer
@@ -508,7 +469,7 @@ impl Credits {
 #[non_exhaustive]
 pub enum CreditError {
     /// The peer gave back more data credits than were spent.
-    #[error("peer granted {granted} data credits on top of {held}, its window is {cap}")]
+    #[error("peer granted {granted} data credits on top of {held}, but its window is {cap}")]
     DataCreditAboveCap {
         /// Credits held before the grant.
         held: u16,
@@ -518,7 +479,7 @@ pub enum CreditError {
         cap: u16,
     },
     /// The peer gave back more ack credits than were spent.
-    #[error("peer granted {granted} ack credits on top of {held}, its window is {cap}")]
+    #[error("peer granted {granted} ack credits on top of {held}, but its window is {cap}")]
     AckCreditAboveCap {
         /// Credits held before the grant.
         held: u16,
@@ -532,26 +493,6 @@ pub enum CreditError {
     GrownBeyondOffer {
         /// Data credits that it offered.
         offered: u16,
-    },
-    /// The peer gives a part of its window back, which was not agreed on.
-    #[error("peer gave back a part of its window, but windows that fall were not agreed on")]
-    ReturnedUnagreed,
-    /// The peer gives a part of its window back with an Ack, which says nothing about what data it has sent.
-    #[error("peer gave back a part of its window in an ack; data class frames do that")]
-    ReturnedByAck,
-    /// The peer gives back what it was not lent.
-    #[error("peer gave back a part of a window of {first} credits, with which it began")]
-    ReturnedBelowFirst {
-        /// The first window of this end, in credits.
-        first: u16,
-    },
-    /// The peer gives back what it cannot have.
-    #[error(
-        "peer gave back a part of its window, of which it had not been granted all: {owed} missing"
-    )]
-    ReturnedWhileOwed {
-        /// Credits owed to it.
-        owed: u16,
     },
     /// A data message arrived for which the peer held no credit.
     #[error("peer sent data beyond our window of {window} unreturned messages")]

@@ -5,7 +5,7 @@
 
 use crate::protocol::arena::ArenaError;
 use crate::protocol::credit::CreditError;
-use crate::protocol::frame::kind::Kind;
+use crate::protocol::kind::Kind;
 
 /// The peer broke a rule of the link protocol (`docs/wire-format.md`).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,7 +26,7 @@ pub enum ProtocolError {
     #[error("{0} without the feature being agreed in the handshake")]
     NotAgreed(&'static str),
     /// Only Data frames have flags and counts.
-    #[error("{kind:?} frame with flags {flags:#04x}, it has none")]
+    #[error("{kind:?} frame with flags {flags:#04x}, but that kind has none")]
     FlagsOnControl {
         /// The kind of frame.
         kind: Kind,
@@ -34,10 +34,10 @@ pub enum ProtocolError {
         flags: u8,
     },
     /// Only Data and Release frames have counts.
-    #[error("{0:?} frame with release or extent counts, it has none")]
+    #[error("{0:?} frame with release or extent counts, but that kind has none")]
     CountsOnControl(Kind),
     /// A frame of fixed length is longer.
-    #[error("{kind:?} frame with {extra} bytes behind its end")]
+    #[error("{kind:?} frame with {extra} bytes after its end")]
     TrailingBytes {
         /// The kind of frame.
         kind: Kind,
@@ -93,7 +93,7 @@ pub enum ProtocolError {
     #[error("abort segment with {0} bytes")]
     AbortWithBytes(usize),
     /// Messages are numbered one by one, and a message starts when the one before has ended.
-    #[error("segment of message {number} where message {expected} is due")]
+    #[error("segment of message {number} where message {expected} is expected")]
     WrongMessageNumber {
         /// The number received.
         number: u32,
@@ -101,7 +101,7 @@ pub enum ProtocolError {
         expected: u32,
     },
     /// Segments are contiguous and in order.
-    #[error("segment at offset {offset} where {expected} is due")]
+    #[error("segment at offset {offset} where {expected} is expected")]
     WrongOffset {
         /// The offset received.
         offset: u64,
@@ -180,10 +180,10 @@ pub enum ProtocolError {
     #[error("segment with a payload beside arena extents, and no HEAD_END between them")]
     PayloadBesideWritten,
     /// A tail above the receiver's `assembly_bytes` that began in a slot must stay in it.
-    #[error("a long tail began in a slot of the receiver's, and went on elsewhere")]
+    #[error("a long tail began in a slot of the receiver and continued elsewhere")]
     TailBesideSlot,
     /// More of a stream arrived in frames than its reader accepts.
-    #[error("{end} bytes of a stream arrive in frames, its reader takes {max}")]
+    #[error("{end} bytes of a stream arrived in frames, but its reader accepts {max}")]
     BeyondMaxStreamData {
         /// Bytes of the tail in frames.
         end: u64,
@@ -191,7 +191,7 @@ pub enum ProtocolError {
         max: u64,
     },
     /// A MAX_STREAM_DATA block names a message that was sent.
-    #[error("MAX_STREAM_DATA for message {0}, which was never begun")]
+    #[error("MAX_STREAM_DATA for message {0}, which was never started")]
     StreamDataOfNoMessage(u32),
     /// A MAX_STREAM_DATA block stands in Release frames only.
     #[error("a MAX_STREAM_DATA block in a frame with a message")]

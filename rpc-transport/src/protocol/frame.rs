@@ -18,19 +18,19 @@
 //! 3. Every frame written here parses to the same values.
 
 mod blocks;
-pub(crate) mod kind;
 #[cfg(test)]
 mod tests;
 
 pub use self::blocks::{Blocks, MaxStreamData, Placed, SlotBlock, Written};
 pub(crate) use self::blocks::{DONE_SLOTS, SEGMENT_PREFIX_MAX_BYTES, SLOT_BLOCK_BYTES};
-pub use self::kind::Kind;
 use crate::message::outgoing::OutBuf;
 use crate::protocol::config::MIN_RECEIVE_BUFFER_BYTES;
 use crate::protocol::credit::Grant;
 use crate::protocol::error::ProtocolError;
 use crate::protocol::handshake::Features;
+pub use crate::protocol::kind::Kind;
 use crate::protocol::text::truncated;
+use crate::text::printable;
 
 /// Length of the header that starts every frame, bytes.
 pub const HEADER_BYTES: usize = 8;
@@ -163,7 +163,7 @@ impl std::fmt::Display for CloseReason {
         if self.text.is_empty() {
             write!(f, "{:?}", self.code)
         } else {
-            write!(f, "{:?}: {}", self.code, self.text)
+            write!(f, "{:?}: {}", self.code, printable(&self.text))
         }
     }
 }
@@ -274,8 +274,8 @@ pub fn parse(
     parse_other(u64::from_le_bytes(*head), rest, imm, features)
 }
 
-/// The grant of a plain Data frame, which most are: kind Data, no flags, no counts. Its payload is what
-/// follows the header. `None` for all others.
+/// The grant of a plain Data frame, which most are: kind Data, no flags, no counts. Its payload is
+/// what follows the header. `None` for all others.
 #[inline]
 #[must_use]
 pub(crate) fn plain(bytes: &[u8], imm: Option<u32>) -> Option<Grant> {
@@ -309,7 +309,15 @@ fn parse_other(
             return Err(ProtocolError::NotAgreed("Release frame"));
         }
         let (blocks, payload_at) = blocks::parse(kind, flags, counts, rest, features)?;
-        return Ok((with_blocks(kind, grant, blocks), payload_at));
+        // As the simplest variant that can hold it.
+        let frame = match blocks.segment {
+            _ if kind == Kind::Release => Frame::Release(grant, Box::new(blocks)),
+            Some(segment) if blocks == (Blocks { segment: Some(segment), ..Blocks::default() }) => {
+                Frame::Segment(grant, segment)
+            }
+            _ => Frame::Blocks(grant, Box::new(blocks)),
+        };
+        return Ok((frame, payload_at));
     }
     if flags != 0 {
         return Err(ProtocolError::FlagsOnControl { kind, flags });
@@ -326,20 +334,15 @@ fn parse_other(
     let frame = match kind {
         Kind::Ping => Frame::Ping(grant),
         Kind::Pong => Frame::Pong(grant),
-        _ => parse_ack(grant, imm)?,
+        _ => match imm {
+            Some(immediate) if immediate != grant.to_imm() => {
+                let payload = grant.to_imm();
+                return Err(ProtocolError::ImmediateMismatch { immediate, payload });
+            }
+            _ => Frame::Ack(grant),
+        },
     };
     Ok((frame, HEADER_BYTES))
-}
-
-/// A frame with blocks, as the simplest variant of [`Frame`] that can hold it.
-fn with_blocks(kind: Kind, grant: Grant, blocks: Blocks) -> Frame {
-    match blocks.segment {
-        _ if kind == Kind::Release => Frame::Release(grant, Box::new(blocks)),
-        Some(segment) if blocks == (Blocks { segment: Some(segment), ..Blocks::default() }) => {
-            Frame::Segment(grant, segment)
-        }
-        _ => Frame::Blocks(grant, Box::new(blocks)),
-    }
 }
 
 fn parse_segment(block: &[u8; SEGMENT_BLOCK_BYTES]) -> Result<Segment, ProtocolError> {
@@ -362,15 +365,6 @@ fn parse_segment(block: &[u8; SEGMENT_BLOCK_BYTES]) -> Result<Segment, ProtocolE
 
 fn bytes_at<const N: usize>(block: &[u8; SEGMENT_BLOCK_BYTES], at: usize) -> [u8; N] {
     std::array::from_fn(|index| block[at + index])
-}
-
-fn parse_ack(grant: Grant, imm: Option<u32>) -> Result<Frame, ProtocolError> {
-    match imm {
-        Some(immediate) if immediate != grant.to_imm() => {
-            Err(ProtocolError::ImmediateMismatch { immediate, payload: grant.to_imm() })
-        }
-        _ => Ok(Frame::Ack(grant)),
-    }
 }
 
 fn parse_close(grant: Grant, rest: &[u8]) -> Result<(Frame, usize), ProtocolError> {

@@ -9,8 +9,8 @@
 //! smaller of the two maxima, if both minima allow it. Both ends compute the same [`Agreed`].
 //!
 //! Invariants:
-//! 1. A request fits 56 bytes, of which it may fill all, a reply 196, a reject 148. The receiver sees them
-//!    zero-padded, so each states its length, and all bytes after that must be zero.
+//! 1. A request fits 56 bytes, a reply 196, a reject 148. The receiver sees them zero-padded, so
+//!    each states its length, and all bytes after that must be zero.
 //! 2. The first 8 bytes and the whole reject are the same in every version, so that ends without a
 //!    common version can still report that.
 //! 3. A later version may append fields: bytes after the known fields are skipped.
@@ -23,18 +23,14 @@ pub use self::reject::{REJECT_TEXT_MAX_BYTES, Reject, RejectCode};
 use crate::device::{REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES};
 use crate::protocol::arena::{Advertisement, CHUNK_LOG2, MAX_ARENA_CHUNKS};
 use crate::protocol::config::{self, ConfigError, LinkConfig};
-use crate::protocol::credit::{FIRST_DATA_CREDITS, MAX_WINDOW, MIN_ACK_WINDOW, Window};
+use crate::protocol::credit::{MAX_WINDOW, MIN_ACK_WINDOW, Window};
 
 /// The first bytes of all private data, `RPCr`.
 pub const MAGIC: [u8; 4] = *b"RPCr";
 /// Versions that this end speaks.
 pub const VERSIONS: Versions = Versions { min: 2, max: 2 };
-/// Length of a request or a reply, bytes. One that is a byte shorter has a 0 behind.
-pub const OFFER_BYTES: usize = 56;
-/// Length of one whose window starts as it always did, bytes: earlier builds know no more.
-const LEAST_OFFER_BYTES: usize = 55;
-/// Bits of the last byte that say how often the window for data doubles.
-const DOUBLINGS: u8 = 0x0f;
+/// Length of a request or a reply, bytes.
+pub const OFFER_BYTES: usize = 55;
 /// Bytes of a u48.
 const U48_BYTES: usize = 6;
 
@@ -84,8 +80,6 @@ impl Features {
     pub const REPLY_SLOTS: Self = Self(1 << 2);
     /// Headers carry a checksum.
     pub const CRC32C: Self = Self(1 << 3);
-    /// Windows fall when they are not used.
-    pub const RETURNS: Self = Self(1 << 4);
 
     /// The features of either set.
     #[must_use]
@@ -127,7 +121,7 @@ impl From<ArenaDescriptor> for Advertisement {
     }
 }
 
-/// What one end tells the other in the handshake.
+/// What one end sends to the other in the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offer {
     /// Protocol versions of this end.
@@ -136,9 +130,6 @@ pub struct Offer {
     pub features: Features,
     /// How many messages and Acks this end accepts before it has returned their credits.
     pub window: Window,
-    /// The data credits of that which this end accepts from the start; the rest comes by doubling. As many
-    /// as [`FIRST_DATA_CREDITS`] if there are as many, or else the window is a power of 2 times as large.
-    pub first_data: u16,
     /// Size of this end's receive buffers, bytes.
     pub receive_buffer_bytes: u32,
     /// Largest message that this end accepts, bytes.
@@ -187,10 +178,10 @@ pub enum HandshakeError {
         need: usize,
     },
     /// There are bytes other than 0 after the stated length.
-    #[error("private data is not zero behind its length of {0} bytes")]
+    #[error("private data is not zero after its length of {0} bytes")]
     TrailingBytes(usize),
     /// It is of the wrong kind, such as a request where a reply was expected.
-    #[error("private data is of kind {found}, {expected} is due")]
+    #[error("private data is of kind {found}, but {expected} is expected")]
     WrongKind {
         /// The kind received.
         found: u8,
@@ -198,10 +189,10 @@ pub enum HandshakeError {
         expected: u8,
     },
     /// The version range is empty or contains 0.
-    #[error("version range {0} is empty or holds 0")]
+    #[error("version range {0} is empty or includes 0")]
     BadVersions(Versions),
     /// A value is out of its range.
-    #[error("the peer offers a bad value: {0}")]
+    #[error("the peer offers an invalid value: {0}")]
     BadValue(ConfigError),
     /// The text of a reject is not UTF-8 of at most 100 bytes.
     #[error("the peer's reject text is malformed")]
@@ -216,30 +207,12 @@ impl Offer {
             versions: VERSIONS,
             features,
             window: config.window(),
-            first_data: config.first_window().data,
             receive_buffer_bytes: config.receive_buffer(),
             max_message_bytes: config.max_message_bytes,
             assembly_bytes: config.assembly_bytes,
             nonce,
             arena: None,
         }
-    }
-
-    /// The window that a connection starts with.
-    #[must_use]
-    pub const fn first_window(&self) -> Window {
-        self.window.first(self.first_data)
-    }
-
-    /// What stands in the offer for the window for data: how many credits, and how often they double. An
-    /// earlier build keeps to the first number, whatever the second one says.
-    fn data_and_doublings(&self) -> (u16, u8) {
-        let (first, last) = (self.first_data, self.window.data);
-        if last <= first || first == FIRST_DATA_CREDITS {
-            return (last, 0);
-        }
-        let times = last / first.max(1);
-        (first, u8::try_from(times.ilog2()).unwrap_or(DOUBLINGS))
     }
 
     /// The private data of a connection request.
@@ -301,11 +274,10 @@ impl Offer {
     /// # Errors
     /// [`HandshakeError::BadValue`].
     pub fn validate(&self) -> Result<(), HandshakeError> {
-        const ADVICE: &str = "the peer's configuration or implementation is at fault";
+        const ADVICE: &str = "fix the peer's configuration or implementation";
         let check_all = || {
             let Window { data, ack } = self.window;
             config::check("data_credits", data, 1, MAX_WINDOW, ADVICE)?;
-            config::check("first_data_credits", self.first_data, 1, data, ADVICE)?;
             config::check("ack_credits", ack, MIN_ACK_WINDOW, MAX_WINDOW, ADVICE)?;
             let (min, max) = (config::MIN_RECEIVE_BUFFER_BYTES, config::MAX_RECEIVE_BUFFER_BYTES);
             let buffer = self.receive_buffer_bytes;
@@ -326,17 +298,15 @@ impl Offer {
     fn encode(&self, what: What) -> [u8; OFFER_BYTES] {
         let none = ArenaDescriptor { address: 0, rkey: 0, log2_chunk: 0, chunks: 0 };
         let arena = self.arena.unwrap_or(none);
-        let (data, doublings) = self.data_and_doublings();
-        let len = if doublings == 0 { LEAST_OFFER_BYTES } else { OFFER_BYTES };
         let mut bytes = [0; OFFER_BYTES];
         let mut at = 0;
         let mut put = |field: &[u8]| {
             bytes[at..at + field.len()].copy_from_slice(field);
             at += field.len();
         };
-        put(&prefix(len, what, self.versions));
+        put(&prefix(OFFER_BYTES, what, self.versions));
         put(&self.features.0.to_le_bytes());
-        put(&data.to_le_bytes());
+        put(&self.window.data.to_le_bytes());
         put(&self.window.ack.to_le_bytes());
         put(&arena.chunks.to_le_bytes());
         put(&self.receive_buffer_bytes.to_le_bytes());
@@ -346,13 +316,12 @@ impl Offer {
         put(&arena.address.to_le_bytes());
         put(&[arena.log2_chunk]);
         put(&self.assembly_bytes.to_le_bytes()[..U48_BYTES]);
-        put(&[doublings]);
         debug_assert_eq!(at, OFFER_BYTES);
         bytes
     }
 
     fn decode(bytes: &[u8], what: What) -> Result<Self, HandshakeError> {
-        let (versions, mut fields) = read_prefix(bytes, what, LEAST_OFFER_BYTES)?;
+        let (versions, mut fields) = read_prefix(bytes, what, OFFER_BYTES)?;
         let features = Features(u16::from_le_bytes(fields.take()?));
         let data = u16::from_le_bytes(fields.take()?);
         let ack = u16::from_le_bytes(fields.take()?);
@@ -365,21 +334,11 @@ impl Offer {
         let [log2_chunk] = fields.take()?;
         let [b0, b1, b2, b3, b4, b5] = fields.take::<U48_BYTES>()?;
         let assembly_bytes = u64::from_le_bytes([b0, b1, b2, b3, b4, b5, 0, 0]);
-        let doublings = fields.rest().first().map_or(0, |bits| bits & DOUBLINGS);
         let arena = ArenaDescriptor { address, rkey, log2_chunk, chunks };
-        let (window, first_data) = match u16::try_from(u32::from(data) << doublings) {
-            Ok(last) if doublings > 0 => (Window { data: last, ack }, data),
-            // Out of its range where it does not fit: then how it starts does not matter.
-            last => {
-                let window = Window { data: last.unwrap_or(u16::MAX), ack };
-                (window, window.first(FIRST_DATA_CREDITS).data)
-            }
-        };
         Ok(Self {
             versions,
             features,
-            window,
-            first_data,
+            window: Window { data, ack },
             receive_buffer_bytes,
             max_message_bytes,
             assembly_bytes,

@@ -8,9 +8,9 @@
 //!
 //! How to drive it, per connection and under one lock:
 //!
-//! 1. *Received.* [`Link::on_frame`], in the order of completions, and **before** anything is transmitted
-//!    repost the RECVs (credit rule 2: the credits counted here may leave with the next frame and be
-//!    spent at once).
+//! 1. *Received.* [`Link::on_frame`], in the order of completions, and **before** anything is
+//!    transmitted repost the RECVs (credit rule 2: the credits counted here may leave with the next
+//!    frame and be spent at once).
 //! 2. *Sent.* [`Link::on_send_completion`] for the token of every *signaled* WR that completes.
 //! 3. *Transmit.* After any of these, and after [`Link::submit`], [`Link::revoke`], [`Link::close`]
 //!    and [`Link::on_timeout`]: call [`Link::poll_transmit`] until it gives `None`. Every
@@ -18,8 +18,6 @@
 //! 4. *About to sleep.* [`Link::poll_idle_ack`] once, and a timer for [`Link::next_deadline`].
 //! 5. *Growth.* Where [`Link::wanted_growth`] names a number after [`Link::on_frame`]: post as many
 //!    RECVs **first**, then [`Link::grow_window`] and transmit; or [`Link::decline_growth`].
-//! 6. *Fall.* After [`Link::on_frame`], as many RECVs as [`Link::take_fallen`] says need not be posted
-//!    again. Now and then, [`Link::look_at_window`].
 //!
 //! Invariants:
 //! 1. A message that was submitted and not revoked is delivered once, whole, and in the order of
@@ -49,20 +47,22 @@ mod transmit;
 use std::task::Waker;
 use std::time::Instant;
 
-use self::bulk::assembly::Assembly;
+use self::bulk::assembly::{Arrived, Assembly, WrittenTo};
 use self::bulk::bulk_window::BulkWindow;
+use self::bulk::landing_zone::LandingZone;
 pub use self::bulk::return_queue::OnReturn;
+pub use self::bulk::scheduler::SliceBytes;
+use self::bulk::scheduler::{Allowance, BulkScheduler};
 use self::bulk::segmenter::Segmenter;
-pub use self::bulk::slices::SliceBytes;
-use self::bulk::slices::Slices;
-use self::bulk::{Arenas, SegmentPath};
+use self::bulk::slots::Slots;
+use self::bulk::{SegmentPath, WritePath};
 pub(crate) use self::fast_path::Stamped;
 use self::keepalive::{Due, KeepAlive, Moves};
-pub use self::lanes::{Lane, Waiting};
+pub use self::lanes::{Lane, TOGETHER_BYTES, Waiting};
 use self::lanes::{Lanes, Queued};
 pub use self::metrics::LinkMetrics;
 use self::metrics::Shortages;
-pub use self::results::{Freed, Inbound, LinkError, Revoked, SubmitError};
+pub use self::results::{CopiesTail, Freed, Inbound, LinkError, Revoked, SubmitError};
 pub use self::transmit::{FrameBytes, RemoteWrite, Transmit};
 use crate::device::Traffic;
 use crate::memory::budget::MemoryBudget;
@@ -92,16 +92,15 @@ pub struct Link {
     credits: Credits,
     lanes: Lanes,
     segmenter: Segmenter,
-    bulk_window: BulkWindow,
-    slices: Slices,
+    bulk: BulkScheduler,
     /// Data frames sent, modulo 2^32.
     sent: u32,
     keep_alive: KeepAlive,
     assembly: Assembly,
     readers: Vec<Waker>,
     freed: Vec<Freed>,
-    /// Both directions' arenas, if the handshake agreed on them.
-    arenas: Option<Box<Arenas>>,
+    /// How large messages are written into the peer's memory, if the handshake agreed on arenas.
+    write_path: Option<Box<WritePath>>,
     features: Features,
     phase: Phase,
     peer_closed: bool,
@@ -133,8 +132,8 @@ enum Source {
 }
 
 impl Link {
-    /// Starts with the first window of what the peer offers. `config` is this end's configuration, and
-    /// must be the one that was offered in the handshake.
+    /// Starts with the first window of what the peer offers. `config` is this end's configuration,
+    /// and must be the one that was offered in the handshake.
     ///
     /// # Errors
     /// [`WindowError`] if a window or the SQ budget is out of range; never for a valid config and
@@ -145,38 +144,36 @@ impl Link {
         // The peer's offer must not size this end's send buffers.
         let frame_bytes = remote.receive_buffer_bytes.min(config.receive_buffer());
         let payload_bytes = |header| (frame_bytes as usize).saturating_sub(header);
-        let arenas = agreed
-            .features
-            .contains(Features::ARENA)
-            .then(|| Box::new(Arenas::new(config, budget, agreed.features, now)));
-        let largest = arenas.as_ref().map_or(0, |_| config.arena_segment_bytes);
+        let has_arenas = agreed.features.contains(Features::ARENA);
+        let largest = if has_arenas { config.arena_segment_bytes } else { 0 };
+        let landing = has_arenas.then(|| {
+            let has_slots = agreed.features.contains(Features::REPLY_SLOTS);
+            LandingZone::new(
+                config.arena.clone(),
+                Slots::new(has_slots, config.reply_slot_bytes),
+                now,
+            )
+        });
         Ok(Self {
-            credits: Credits::new(config.window(), remote.window, budget)?
-                .starting_with(config.first_window().data, remote.first_data)
-                .with_returns(agreed.features.contains(Features::RETURNS)),
+            credits: Credits::new(config.window(), remote.window, budget)?,
             lanes: Lanes::default(),
             segmenter: Segmenter::new(
                 payload_bytes(SEGMENT_HEADER_BYTES),
                 remote.assembly_bytes,
-                arenas.is_some(),
+                has_arenas,
             ),
-            bulk_window: BulkWindow::new(
-                remote.first_window(),
+            bulk: BulkScheduler::new(BulkWindow::new(
+                remote.window.first(),
                 budget,
                 config.bulk_queue_bytes,
                 frame_bytes.max(largest),
-            ),
-            slices: Slices::new(),
+            )),
             sent: 0,
             keep_alive: KeepAlive::new(config, now),
-            assembly: Assembly::new(
-                config.max_message_bytes,
-                config.assembly_bytes,
-                arenas.as_ref().map(|arenas| arenas.home()),
-            ),
+            assembly: Assembly::new(config.max_message_bytes, config.assembly_bytes, landing),
             readers: Vec::new(),
             freed: Vec::new(),
-            arenas,
+            write_path: has_arenas.then(|| Box::new(WritePath::new(config, budget))),
             features: agreed.features,
             room: Self::written_room(frame_bytes),
             phase: Phase::Open,
@@ -233,7 +230,7 @@ impl Link {
     /// Takes a message back, if that is still possible. Then transmit: an abort may be due. May
     /// also be called after [`Link::close`], to learn which messages were never sent.
     pub fn revoke(&mut self, tag: u64) -> Revoked {
-        self.slices.on_revoked(tag);
+        self.bulk.on_revoked(tag);
         if self.segmenter.current_tag() == Some(tag) {
             return self.revoke_current();
         }
@@ -254,7 +251,7 @@ impl Link {
         self.shortages.look(&self.credits.counters());
         match self.next_source() {
             Source::Whole(message, lane) => self.send_whole(message, lane),
-            Source::Segment(way) => self.send_segment(way),
+            Source::Segment(path) => self.send_segment(path),
             Source::Slice => self.send_slice(),
             Source::Release => self.send_release(),
             Source::KeepAlive(due) => self.send_keep_alive(due),
@@ -272,8 +269,8 @@ impl Link {
         self.credits.poll_idle_ack().map(|stamp| self.ack(stamp))
     }
 
-    /// RECVs to post, in WRs, so that the peer may have more messages in flight, as it asks; a window
-    /// starts with those of [`LinkConfig::first_window`].
+    /// RECVs to post, in WRs, so that the peer may have more messages in flight, as it asks; a
+    /// window starts with those of [`LinkConfig::first_window`].
     #[inline]
     #[must_use]
     pub const fn wanted_growth(&self) -> Option<u16> {
@@ -290,24 +287,6 @@ impl Link {
         self.credits.decline_growth();
     }
 
-    /// Whether there is an answer to [`Link::wanted_growth`] or [`Link::take_fallen`].
-    #[inline]
-    #[must_use]
-    pub const fn has_window_news(&self) -> bool {
-        self.credits.has_window_news()
-    }
-
-    /// RECVs, in WRs, that the window of this end has fallen by since this was last asked.
-    pub const fn take_fallen(&mut self) -> u16 {
-        self.credits.take_fallen()
-    }
-
-    /// Some time has passed since the last look: of the peer's window, what was not used meanwhile goes
-    /// back to it (credit rule 11).
-    pub const fn look_at_window(&mut self) {
-        self.credits.look();
-    }
-
     /// A signaled WR completed: frees its slot and those before it. Then transmit.
     #[inline]
     pub fn on_send_completion(&mut self, token: u64) {
@@ -317,7 +296,7 @@ impl Link {
         #[expect(clippy::cast_possible_truncation, reason = "the lower half is the mark")]
         let mark = SendQueueMark::from_bits(token as u32);
         self.credits.on_send_completion(mark);
-        self.bulk_window.on_send_completion(mark);
+        self.bulk.window_mut().on_send_completion(mark);
     }
 
     /// A frame was received. `imm` is the immediate of its completion. Then transmit, once its RECV
@@ -332,14 +311,31 @@ impl Link {
         imm: Option<u32>,
         bytes: &[u8],
     ) -> Result<Inbound, ProtocolError> {
+        self.on_frame_with(now, imm, bytes, &|_| false)
+    }
+
+    /// [`Link::on_frame`], with an answer about large messages: whether the reader of the message
+    /// with that head will copy its tail out. If so, the tail may be copied while it arrives. Both
+    /// answers are correct; a wrong one costs a copy, or the time for one.
+    ///
+    /// # Errors
+    /// Those of [`Link::on_frame`].
+    #[inline]
+    pub fn on_frame_with(
+        &mut self,
+        now: Instant,
+        imm: Option<u32>,
+        bytes: &[u8],
+        copies_tail: CopiesTail<'_>,
+    ) -> Result<Inbound, ProtocolError> {
         if self.on_plain_frame(imm, bytes) {
             self.on_plain_frames(now);
             return Ok(Inbound::Message { payload_at: HEADER_BYTES, slot: None });
         }
-        self.on_any_frame(now, imm, bytes)
+        self.on_any_frame(now, imm, bytes, copies_tail)
     }
 
-    /// [`Link::on_frame`] without a try whether [`Link::on_plain_frame`] takes it.
+    /// [`Link::on_frame_with`] without a try whether [`Link::on_plain_frame`] takes it.
     ///
     /// # Errors
     /// Those of [`Link::on_frame`].
@@ -349,13 +345,13 @@ impl Link {
         now: Instant,
         imm: Option<u32>,
         bytes: &[u8],
+        copies_tail: CopiesTail<'_>,
     ) -> Result<Inbound, ProtocolError> {
         let (frame, payload_at) = frame::parse(bytes, imm, self.features)?;
         if self.peer_closed {
             return Err(ProtocolError::AfterClose(frame.kind()));
         }
         self.keep_alive.on_received(now);
-        let payload = &bytes[payload_at..];
         match frame {
             Frame::Data(grant) => {
                 self.credits.on_data(grant)?;
@@ -363,21 +359,17 @@ impl Link {
             }
             Frame::Release(grant, blocks) => {
                 self.credits.on_data(grant)?;
-                return self.on_blocks(now, &blocks, payload);
+                let _none = self.on_blocks(now, &blocks, bytes, payload_at, copies_tail)?;
             }
             Frame::Blocks(grant, blocks) => {
                 self.credits.on_data(grant)?;
-                let inbound = self.on_blocks(now, &blocks, payload)?;
-                if blocks.segment.is_some() {
-                    return Ok(inbound);
-                }
-                let slot = self.arenas.as_mut().and_then(|arenas| arenas.arrived.take());
-                return Ok(Inbound::Message { payload_at, slot });
+                return self.on_blocks(now, &blocks, bytes, payload_at, copies_tail);
             }
             Frame::Segment(grant, segment) => {
                 self.credits.on_data(grant)?;
-                let outcome = self.assembly.on_segment(segment, payload)?;
-                return Ok(self.on_outcome(outcome));
+                let (payload, written) = (&bytes[payload_at..], WrittenTo::Nowhere);
+                let arrived = Arrived { segment, payload, written, slot: None };
+                return self.on_segment(now, arrived, copies_tail);
             }
             Frame::Ack(grant) => self.credits.on_ack(grant)?,
             Frame::Ping(grant) => {
@@ -412,8 +404,8 @@ impl Link {
         if self.is_closing() {
             return Ok(());
         }
-        if let Some(arenas) = &mut self.arenas {
-            arenas.on_timeout(now);
+        if let Some(landing) = self.assembly.landing_mut() {
+            landing.on_timeout(now);
         }
         let moves = Moves { device: traffic, completed: self.completed() };
         self.keep_alive.on_timeout(now, moves)
@@ -455,10 +447,11 @@ impl Link {
     pub fn waiting(&self) -> Waiting {
         let [urgent, small, large] =
             [Lane::Urgent, Lane::Small, Lane::Bulk].map(|lane| self.lanes.bytes(lane));
-        let begun = self.segmenter.held_bytes() + self.slices.unsent_bytes();
+        let begun = self.segmenter.held_bytes() + self.bulk.unsent_bytes();
         Waiting {
             small_bytes: urgent + small,
             large_bytes: large + begun,
+            together_bytes: self.lanes.together_bytes(),
             longest_small: self.eager_bytes,
         }
     }
@@ -473,7 +466,7 @@ impl Link {
     pub fn is_idle(&self) -> bool {
         self.lanes.is_empty()
             && !self.segmenter.has_work()
-            && !self.slices.has_begun()
+            && !self.bulk.has_begun()
             && !self.keep_alive.is_pong_due()
     }
 
@@ -500,13 +493,13 @@ impl Link {
             return Source::KeepAlive(due);
         }
         loop {
-            if self.arenas.as_mut().is_some_and(|arenas| arenas.is_due()) {
+            if self.collect_releases() {
                 return Source::Release;
             }
             match self.choose_lane() {
                 None => return Source::Nothing,
                 Some(Lane::Bulk) => {
-                    // `None`: it waits for chunks. A Release frame may be due to tell the peer.
+                    // `None`: it waits for chunks. A Release frame may be due to ask for some.
                     if let Some(source) = self.next_bulk() {
                         return source;
                     }
@@ -522,22 +515,14 @@ impl Link {
 
     #[inline]
     fn choose_lane(&mut self) -> Option<Lane> {
-        let (segmenter, slices, window) = (&self.segmenter, &self.slices, &mut self.bulk_window);
-        let counters = self.credits.counters();
-        let remote = self.credits.remote();
+        let (counters, remote) = (self.credits.counters(), self.credits.remote());
         let out = remote.data - counters.data_credits;
-        let returned = self.sent.wrapping_sub(u32::from(out));
-        let is_blocked = self.arenas.as_ref().is_some_and(|arenas| arenas.is_blocked());
-        let has_slots = self.credits.can_send(self.message_slots);
-        window.set_remote(remote);
-        if slices.is_first() {
-            return (has_slots && window.allows(returned)).then_some(Lane::Bulk);
-        }
-        self.lanes.choose(|lanes| {
-            let has_bulk = slices.has_begun()
-                || (!is_blocked && (segmenter.has_work() || !lanes.is_empty_lane(Lane::Bulk)));
-            has_bulk && has_slots && slices.allow() && window.allows(returned)
-        })
+        let allowance = Allowance {
+            has_slots: self.credits.can_send(self.message_slots),
+            returned: self.sent.wrapping_sub(u32::from(out)),
+            remote,
+        };
+        self.bulk.choose_lane(&mut self.lanes, self.segmenter.has_work(), allowance)
     }
 
     /// Spends the credit of a data frame; `next_source` has checked that there is one.
@@ -555,11 +540,23 @@ impl Link {
         self.prepend_header(&mut message, &stamp);
         if lane == Lane::Bulk {
             let bytes = message.len() as u64;
-            stamp.signaled |= self.bulk_window.on_sent(number, stamp.mark, FRAME_SLOTS, bytes);
+            stamp.signaled |=
+                self.bulk.window_mut().on_sent(number, stamp.mark, FRAME_SLOTS, bytes);
         } else {
-            self.slices.on_small();
+            self.bulk.on_small();
         }
         Some(Transmit::data(FrameBytes::Message(message), stamp))
+    }
+
+    /// Prepends the header to a whole message, with releases if any wait and there is room.
+    #[inline]
+    fn prepend_header(&mut self, message: &mut OutBuf, stamp: &Stamp) {
+        match self.assembly.landing_mut() {
+            Some(landing) if landing.has_releases() || message.offer().is_some() => {
+                landing.prepend_blocks(message, stamp, self.frame_bytes as usize);
+            }
+            _ => message.prepend(&frame::header(Kind::Data, stamp.grant)),
+        }
     }
 
     fn send_keep_alive(&mut self, due: Due) -> Option<Transmit<'_>> {

@@ -11,5 +11,6 @@ pub mod credit;
 pub mod error;
 pub mod frame;
 pub mod handshake;
+pub mod kind;
 pub mod link;
 mod text;

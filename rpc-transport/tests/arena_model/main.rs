@@ -1,5 +1,5 @@
 //! The model test of the arena: an owner and a writer joined by two in-order wires, driven by
-//! random operations, checked against an oracle that knows what every chunk holds.
+//! random operations, checked against an oracle that knows the contents of every chunk.
 //!
 //! A failure prints its seed; `MODEL_SEED=<seed>` runs that one alone, and `MODEL_RUNS=<count>`
 //! runs more than usual.
@@ -15,14 +15,14 @@ const RUNS: u64 = 1500;
 const STEPS: u64 = 500;
 
 #[test]
-fn no_chunk_is_shared_or_lost_and_no_wrong_extent_is_taken() {
+fn chunks_are_never_shared_lost_or_misplaced() {
     let mut seen = world::Seen::default();
     for_seeds(1, RUNS, |random| {
         let mut world = World::new(random);
         for _ in 0..random.below(STEPS) {
             world.step(random);
         }
-        // The application holds what it has; the rest must get through all the same.
+        // The application keeps what it holds; the rest must still get through.
         world.drain(random);
         world.check_all_delivered();
         world.release_all();

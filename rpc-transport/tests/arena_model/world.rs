@@ -1,4 +1,4 @@
-//! The world: an owner, a writer, what lies between them, and what every chunk holds.
+//! The world: an owner, a writer, the wires between them, and the contents of every chunk.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
@@ -13,7 +13,7 @@ use super::random::Random;
 
 const CHUNK_BYTES: u64 = 4096;
 
-/// A message, or a part of one: its tag and which bytes of it.
+/// A message, or a part of one: its tag and its range of bytes.
 type Content = (u64, Range<u64>);
 
 enum ToOwner {
@@ -73,7 +73,7 @@ impl Seen {
         }
     }
 
-    /// A run means nothing if they did not occur.
+    /// A run proves nothing if they did not occur.
     pub(crate) fn check(&mut self) {
         for (name, count) in self.all() {
             assert!(*count > 100, "{name} occurred {count} times");
@@ -88,24 +88,24 @@ pub(crate) struct World {
     writer: ArenaWriter,
     to_owner: VecDeque<ToOwner>,
     to_writer: VecDeque<ToWriter>,
-    /// Arenas that the owner has not deregistered, by rkey, and what lies in their chunks.
+    /// Arenas that the owner has not deregistered, by rkey, with the contents of their chunks.
     memory: HashMap<u32, (Advertisement, HashMap<u64, Content>)>,
     /// Messages to send: tag, length, bytes sent.
     queue: VecDeque<(u64, u64, u64)>,
-    /// Bytes delivered by tag, and the length.
+    /// Bytes delivered by tag, and the message's length.
     delivered: HashMap<u64, (u64, u64)>,
     next_tag: u64,
     next_rkey: u32,
     allocated: Vec<Allocation>,
-    /// What the application holds.
+    /// Messages that the application holds.
     lent: Vec<(Landed, Content)>,
-    /// Chunks that hold a message or wait for their release to leave, as the owner must see it.
+    /// Chunks that hold a message, or whose release has not left yet, as the owner must see it.
     busy: BTreeSet<u32>,
     /// Chunks that the writer must see as announced.
     announced: BTreeSet<u32>,
     /// Arenas as the writer must see them, by first chunk.
     known: Vec<Advertisement>,
-    /// Arenas that the writer was asked for and has not given up.
+    /// Arenas that were recalled from the writer and not given up yet.
     retiring: BTreeSet<u16>,
     pub(crate) seen: Seen,
 }
@@ -182,7 +182,7 @@ impl World {
         self.next_tag += 1;
     }
 
-    /// Sends the oldest message, or as much of it as may be sent.
+    /// Sends the oldest message, or as much of it as allowed.
     fn send(&mut self, random: &mut Random) {
         if random.below(8) == 0
             && let Some(allocation) = self.allocated.pop()
@@ -237,7 +237,7 @@ impl World {
             assert!(!self.retiring.contains(&arena.arena), "chunk {chunk} is asked back");
             assert!(self.announced.insert(chunk), "chunk {chunk} is in two messages");
         }
-        // A WRITE may land at once, or as late as the frame behind it.
+        // A WRITE may land at once, or as late as the frame after it.
         if random.below(2) == 0 {
             for (write, content) in writes.drain(..) {
                 self.land(&write, &content);
@@ -302,13 +302,13 @@ impl World {
             self.seen.lent += 1;
             self.lent.push((landed, content));
         } else {
-            // Copied out.
+            // Copied out by now.
             self.seen.copied += 1;
             self.owner.release(landed);
         }
     }
 
-    /// The message lies where the owner says.
+    /// Checks that the message lies where the owner says.
     fn check_intact(&self, landed: &Landed, (tag, bytes): &Content) {
         let mut at = 0;
         for piece in self.owner.pieces(landed) {
@@ -435,7 +435,7 @@ impl World {
             .collect()
     }
 
-    /// What of a list is wrong whatever the chunks hold.
+    /// Whether a list is wrong regardless of the chunks' contents.
     fn is_malformed(extents: &[Extent], arenas: &[Advertisement]) -> bool {
         let mut named = BTreeSet::new();
         let within = |extent: Extent| {
@@ -487,7 +487,7 @@ impl World {
         self.seen.wrong_releases += 1;
     }
 
-    /// What holds at every moment.
+    /// Conditions that hold at every moment.
     fn check(&self) {
         let waiting = self.owner.held_count() + self.owner.releasing_count();
         assert_eq!(u64::from(waiting), self.busy.len() as u64);

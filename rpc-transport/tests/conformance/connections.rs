@@ -1,6 +1,6 @@
-//! Contract rules 16 and 18, and what else connections do when they begin and end.
+//! Contract rules 16 and 18, and the other duties of connections when they begin and end.
 
-use rpc_transport::connect::error::ConnectError;
+use rpc_transport::device::connection_error::ConnectError;
 use rpc_transport::device::{
     Listener, ProviderError, QpCapacity, QpHandle, QpState, REJ_PRIVATE_DATA_BYTES,
     REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES, RecvWr, Status,
@@ -20,12 +20,12 @@ pub(crate) fn rule16_disconnect_when_the_peer_is_destroyed(fixture: &dyn Fixture
     pair.client.cq.destroy_qp(qp).unwrap();
     pair.wait("the disconnect", |pair| pair.server.is_disconnected());
     assert_eq!(pair.server.events.len(), 1, "{:?}", pair.server.events);
-    // What arrived before stays pollable.
+    // Earlier arrivals stay pollable.
     for wr_id in 0..3 {
         let received = pair.next_recv(Server);
         assert_eq!((received.wr_id, payload(&received)), (wr_id, &b"before the end"[..]));
     }
-    // The rest is flushed once this side gives up, too.
+    // The rest is flushed once this side gives up too.
     let qp = pair.server.qp;
     pair.server.cq.modify_to_error(qp).unwrap();
     for wr_id in 3..8 {
@@ -41,7 +41,7 @@ pub(crate) fn rule16_disconnect_when_the_peer_goes_to_error(fixture: &dyn Fixtur
     let qp = pair.server.qp;
     pair.server.cq.modify_to_error(qp).unwrap();
     pair.wait("the disconnect", |pair| pair.client.is_disconnected());
-    // A SEND to nobody fails; it does not hang.
+    // A SEND to a missing peer fails; it does not hang.
     if pair.client.state() == QpState::ReadyToSend {
         pair.client.send(1, b"anybody?");
         let failed = pair.next_of(Client, false);
@@ -73,7 +73,7 @@ pub(crate) fn rule16_outstanding_sends_fail_with_the_peer(fixture: &dyn Fixture)
     let mut pair = Pair::with(fixture, Options { posted: 8, ..Options::default() });
     let source = pair.client.filled(&[1; 4096]);
     let qp = pair.server.qp;
-    // The peer dies before its engine has seen what was sent, or just after.
+    // The peer dies before its engine has seen the message, or just after.
     pair.client.post(&mut [send(1, true, source)]).unwrap();
     pair.server.cq.destroy_qp(qp).unwrap();
     let completion = pair.next_of(Client, false);
@@ -173,7 +173,7 @@ pub(crate) fn rule18_rejection_carries_its_reason(fixture: &dyn Fixture) {
     });
 }
 
-pub(crate) fn rule18_s03_recvs_are_in_place_before_the_peer_can_send(fixture: &dyn Fixture) {
+pub(crate) fn rule18_s03_recvs_precede_the_peers_sends(fixture: &dyn Fixture) {
     for _ in 0..20 {
         let mut pair = Pair::with(fixture, Options { posted: 1, ..Options::default() });
         pair.client.send(1, b"first thing");
@@ -182,8 +182,8 @@ pub(crate) fn rule18_s03_recvs_are_in_place_before_the_peer_can_send(fixture: &d
     }
 }
 
-/// Polls that take one completion at a time leave off in the middle of the QPs.
-pub(crate) fn rule15_queue_pairs_may_be_destroyed_between_any_two_polls(fixture: &dyn Fixture) {
+/// Polls that take one completion at a time stop in the middle of the QPs.
+pub(crate) fn rule15_queue_pairs_may_go_between_polls(fixture: &dyn Fixture) {
     const COUNT: usize = 12;
     let options = Options { sends: 4, recvs: 4, posted: 2, ..Options::default() };
     runtime().block_on(async {
@@ -209,7 +209,7 @@ pub(crate) fn rule15_queue_pairs_may_be_destroyed_between_any_two_polls(fixture:
             for qp in qps.drain(1..) {
                 server.cq.destroy_qp(qp).unwrap();
             }
-            // What the one that is left is sent may still be on its way.
+            // A message to the remaining QP may still be on its way.
             while !completions.iter().any(|completion| completion.qp == qps[0]) {
                 server.cq.poll(&mut completions, 1).unwrap();
             }
@@ -217,7 +217,7 @@ pub(crate) fn rule15_queue_pairs_may_be_destroyed_between_any_two_polls(fixture:
     });
 }
 
-pub(crate) fn rule18_what_was_prepared_otherwise_or_given_up_is_not_used(fixture: &dyn Fixture) {
+pub(crate) fn rule18_other_or_abandoned_queue_pair_is_unused(fixture: &dyn Fixture) {
     let options = Options::default();
     runtime().block_on(async {
         let mut listener = fixture.listen();
@@ -239,7 +239,7 @@ pub(crate) fn rule18_what_was_prepared_otherwise_or_given_up_is_not_used(fixture
             end
         };
         let (mut client, mut server) = tokio::join!(connecting, accept(&mut listener, &options));
-        // It has the capacity that was asked for last.
+        // It has the capacity that was requested last.
         for wr_id in 0..3 {
             client.send(wr_id, b"one of three");
         }
@@ -249,6 +249,52 @@ pub(crate) fn rule18_what_was_prepared_otherwise_or_given_up_is_not_used(fixture
         }
         let all = client.got.iter().chain(&server.got);
         assert!(all.into_iter().all(|completion| completion.status == Status::Success));
+    });
+}
+
+/// Several listeners of one process: each receives its own requests (S8: that of a request begins
+/// with its listener's context), and each client is answered by the listener that it asked.
+pub(crate) fn rule18_s08_requests_reach_their_own_listener(fixture: &dyn Fixture) {
+    let options = Options::default();
+    runtime().block_on(async {
+        let mut listeners = [fixture.listen(), fixture.listen()];
+        let addresses = listeners.each_ref().map(|listener| listener.local_address());
+        let ask = async |at: usize| {
+            let mut outgoing = resolve(fixture, &addresses[at]).await;
+            let mut objects = End::objects(outgoing.device(), &options);
+            let capacity = End::capacity(&options);
+            let qp = outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+            let mut end = objects.into_end(qp, &options);
+            let established = outgoing.connect(&[at as u8 + 1]).await.unwrap();
+            assert_eq!(usize::from(established.private_data[0]), at + 1, "the other has answered");
+            established.attach.run(&mut *end.cq).unwrap();
+            end
+        };
+        let answer = async |listeners: &mut [Box<dyn Listener>; 2], at: usize| {
+            let mut incoming = listeners[at].incoming().await.unwrap();
+            assert_eq!(usize::from(incoming.private_data()[0]), at + 1, "the other's request");
+            let mut objects = End::objects(incoming.device(), &options);
+            let capacity = End::capacity(&options);
+            let qp = incoming.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+            let mut end = objects.into_end(qp, &options);
+            let established = incoming.accept(&[at as u8 + 1]).await.unwrap();
+            established.attach.run(&mut *end.cq).unwrap();
+            end
+        };
+        // Asked in one order and answered in the other.
+        let answers = async {
+            let first = answer(&mut listeners, 0).await;
+            let others = [answer(&mut listeners, 1).await, answer(&mut listeners, 1).await];
+            (first, others)
+        };
+        let asked = async { tokio::join!(ask(1), ask(1), ask(0)) };
+        let ((_one, _two, mut client), (mut server, _others)) = tokio::join!(asked, answers);
+        client.send(1, b"to the first");
+        while server.got.is_empty() {
+            client.pump();
+            server.pump();
+        }
+        assert_eq!(payload(&server.got[0]), b"to the first");
     });
 }
 
@@ -273,7 +319,7 @@ pub(crate) fn rule18_nobody_listens(fixture: &dyn Fixture) {
     });
 }
 
-pub(crate) fn rule03_a_connection_that_comes_up_after_arming_wakes(fixture: &dyn Fixture) {
+pub(crate) fn rule03_connection_established_after_arming_wakes(fixture: &dyn Fixture) {
     let options = Options::default();
     let runtime = runtime();
     runtime.block_on(async {
@@ -298,7 +344,10 @@ pub(crate) fn rule03_a_connection_that_comes_up_after_arming_wakes(fixture: &dyn
         server.cq.poll(&mut completions, 8).unwrap();
         established.attach.run(&mut *server.cq).unwrap();
         while completions.is_empty() {
-            assert!(readable(&[server.cq.event_fd()], PATIENCE), "nobody is told of the message");
+            assert!(
+                readable(&[server.cq.event_fd()], PATIENCE),
+                "the queue does not report the message"
+            );
             server.cq.clear_events().unwrap();
             if server.cq.poll(&mut completions, 8).unwrap() == 0 {
                 // The event was spurious, which is legal; arming is one-shot.
@@ -311,7 +360,7 @@ pub(crate) fn rule03_a_connection_that_comes_up_after_arming_wakes(fixture: &dyn
     });
 }
 
-/// Accepts a connection on the CQ that earlier ones are on.
+/// Accepts a connection on the CQ of earlier ones.
 async fn accept_into(
     listener: &mut Box<dyn Listener>,
     server: &mut Option<Objects>,

@@ -9,7 +9,7 @@ use crate::fixture::*;
 
 pub(crate) fn rule03_arming(fixture: &dyn Fixture) {
     let mut pair = Pair::new(fixture);
-    // Each arming wakes once for a completion that comes later.
+    // Each arming wakes once for a later completion.
     for round in 0..5_u64 {
         settle(&mut pair);
         pair.server.cq.arm().unwrap();
@@ -35,7 +35,7 @@ pub(crate) fn rule03_arming(fixture: &dyn Fixture) {
         }
     }
     pair.next_sent(Client);
-    // And completions that this side causes by itself.
+    // So do completions that this side causes without the peer.
     pair.server.cq.arm().unwrap();
     pair.server.pump();
     assert!(pair.server.got.is_empty());
@@ -44,7 +44,7 @@ pub(crate) fn rule03_arming(fixture: &dyn Fixture) {
     assert!(pair.server.is_woken(PATIENCE));
 }
 
-/// Takes all events and completions that are under way.
+/// Takes all pending events and completions.
 fn settle(pair: &mut Pair) {
     pair.client.cq.clear_events().unwrap();
     pair.server.cq.clear_events().unwrap();
@@ -52,7 +52,7 @@ fn settle(pair: &mut Pair) {
     pair.pump();
 }
 
-/// S52 as well: what is queued when arming fires nothing, and polling after arming finds it.
+/// S52 as well: completions queued before arming fire nothing, and polling after arming finds them.
 pub(crate) fn rule03_s52_queued_completions_fire_nothing(fixture: &dyn Fixture) {
     let mut pair = Pair::new(fixture);
     settle(&mut pair);
@@ -94,8 +94,9 @@ pub(crate) fn rule03_silent_traffic_does_not_spend_the_arming(fixture: &dyn Fixt
     }
 }
 
-/// A driver polls once more after arming, then sleeps. What that poll sends on must be told.
-pub(crate) fn rule03_what_is_sent_by_the_last_poll_is_told(fixture: &dyn Fixture) {
+/// A driver polls once more after arming, then sleeps. The peer must be woken for anything that
+/// this poll sends.
+pub(crate) fn rule03_sends_of_the_last_poll_wake(fixture: &dyn Fixture) {
     const LEN: usize = 300_000;
     let options = Options { buffer_bytes: LEN as u32, posted: 1, ..Options::default() };
     let mut pair = Pair::with(fixture, options);
@@ -104,7 +105,7 @@ pub(crate) fn rule03_what_is_sent_by_the_last_poll_is_told(fixture: &dyn Fixture
     // Unsignaled: the sender waits for nothing.
     pair.client.post(&mut [send(1, false, source)]).unwrap();
     while pair.server.got.is_empty() {
-        // All that has arrived is taken in and said to be, to a sender that has not armed.
+        // Everything that has arrived is received and acknowledged, to a sender that has not armed.
         for _ in 0..16 {
             pair.server.pump();
         }
@@ -137,7 +138,7 @@ pub(crate) fn rule17_linked_posts(fixture: &dyn Fixture) {
     pair.client.copy_what_is_not_granted(&mut list);
     pair.client.cq.post_send(qp, &mut list).unwrap();
     assert!(list.iter().all(|wr| matches!(wr.source, Source::Empty)));
-    // A poll rings what a post left pending as well as a flush does.
+    // A poll rings a pending doorbell as a flush does.
     assert_eq!(payload(&pair.next_recv(Server)), b"two");
     assert_eq!(contents(&target), bytes);
     assert_eq!(payload(&pair.next_recv(Server)), b"three");
@@ -164,7 +165,7 @@ pub(crate) fn rule17_a_last_inline_post_rings(fixture: &dyn Fixture) {
             server.cq.clear_events().unwrap();
             server.pump();
             server.cq.arm().unwrap();
-            // What came before that wakes nobody.
+            // Earlier arrivals wake nobody.
             server.pump();
         }
         let got: Vec<_> = server.got.drain(..).collect();
@@ -173,10 +174,8 @@ pub(crate) fn rule17_a_last_inline_post_rings(fixture: &dyn Fixture) {
     }
 }
 
-/// Whichever comes next rings what was left to it, and the sender does nothing more.
-pub(crate) fn rule17_what_is_to_ring_soon_rings_by_the_next_poll_flush_or_arm(
-    fixture: &dyn Fixture,
-) {
+/// Each of these operations rings a held doorbell, and the sender does nothing more.
+pub(crate) fn rule17_held_doorbell_rings_by_poll_flush_arm(fixture: &dyn Fixture) {
     let mut pair = Pair::new(fixture);
     let qp = pair.client.qp;
     if pair.client.cq.max_inline_bytes(qp) < 8 {

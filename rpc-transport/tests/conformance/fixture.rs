@@ -1,11 +1,12 @@
-//! What a provider supplies to be tested, and a connected pair of queue pairs to test it with.
+//! The parts that a provider supplies to be tested, and a connected pair of queue pairs to test it
+//! with.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rpc_transport::connect::address::Address;
+use rpc_transport::address::Address;
 use rpc_transport::device::{
     Capabilities, Completion, CompletionKind, CompletionQueue, Connector, Device, Incoming,
     Listener, Outgoing, PostError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, RemoteSlice,
@@ -15,7 +16,7 @@ use rpc_transport::memory::region::{Access, Buffer, BufferPool, MemoryRegion, Pr
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 pub(crate) use test_kit::Watchdog;
 
-/// Nothing here waits longer for one thing; what does hangs.
+/// The longest wait for a single event; a longer one counts as a hang.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A provider under test.
@@ -32,13 +33,30 @@ pub(crate) trait Fixture {
         false
     }
 
-    /// Waits until the device has forgotten what was destroyed or dropped, where that happens
-    /// behind the caller's back.
+    /// Whether a CQ that is not armed gives no event. Spurious events are legal; but a device that
+    /// gives them for every completion wakes its owner as often as an armed one.
+    fn is_silent_unarmed(&self) -> bool {
+        self.has_precise_events()
+    }
+
+    /// Whether a SEND completes although the peer's owner does not poll: the device receives it
+    /// without the owner.
+    fn completes_alone(&self) -> bool {
+        false
+    }
+
+    /// Waits until the device has forgotten destroyed and dropped objects, if that happens in the
+    /// background.
     fn settle(&self) {}
 
     /// Whether the device lets lkey and rkey differ.
     fn keys_differ(&self) -> bool {
         true
+    }
+
+    /// Whether bytes of a RECV that no message has filled are overwritten.
+    fn poisons_receives(&self) -> bool {
+        false
     }
 
     /// Whether completions of one queue may overtake those of the other on purpose.
@@ -47,7 +65,7 @@ pub(crate) trait Fixture {
     }
 }
 
-/// How a pair is made.
+/// Parameters of a pair.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) sends: u32,
@@ -72,7 +90,7 @@ pub(crate) struct End {
     pub(crate) qp: QpHandle,
     pub(crate) send_pool: BufferPool,
     pub(crate) recv_pool: BufferPool,
-    /// Completions polled and not looked at.
+    /// Completions that were polled and not examined yet.
     pub(crate) got: VecDeque<Completion>,
     pub(crate) events: Vec<QpEvent>,
 }
@@ -89,7 +107,7 @@ pub(crate) use Side::{Client, Server};
 pub(crate) struct Pair {
     pub(crate) client: End,
     pub(crate) server: End,
-    /// A provider may need its set-up as long as the connection lives.
+    /// Held because a provider may need its set-up as long as the connection lives.
     _runtime: tokio::runtime::Runtime,
     _listener: Box<dyn Listener>,
 }
@@ -122,8 +140,8 @@ impl End {
         self.device.attributes().capabilities.contains(capability)
     }
 
-    /// Posts, and rings. Every second lone inline SEND goes the way of its own, which must make no
-    /// difference to any rule.
+    /// Posts, and rings. Every second lone inline SEND takes the path for such SENDs, which must
+    /// make no difference to any rule.
     pub(crate) fn post(&mut self, wrs: &mut [SendWr<'_>]) -> Result<(), PostError> {
         self.copy_what_is_not_granted(wrs);
         let result = match wrs {
@@ -144,8 +162,8 @@ impl End {
         result
     }
 
-    /// Devices grant fewer inline bytes than these tests ask for, or none: what is within the bounds
-    /// that were asked for goes from a buffer there.
+    /// Devices grant fewer inline bytes than these tests request, or none. Inline bytes within the
+    /// requested limit then go from a buffer.
     pub(crate) fn copy_what_is_not_granted(&self, wrs: &mut [SendWr<'_>]) {
         let granted = self.cq.max_inline_bytes(self.qp) as usize;
         let asked = Options::default().inline as usize;
@@ -185,7 +203,7 @@ impl End {
         self.cq.state(self.qp).expect("the QP exists")
     }
 
-    /// Polls once; whether anything came.
+    /// Polls once; returns whether anything came.
     pub(crate) fn pump(&mut self) -> bool {
         let mut completions = Vec::new();
         self.cq.poll(&mut completions, 16).unwrap();
@@ -201,8 +219,8 @@ impl End {
         readable(&[self.cq.event_fd()], wait)
     }
 
-    /// Whether a WR that the end of the connection has overtaken may have this status. Where the target
-    /// tells no errors, it may also have been in the midst of being sent (siw).
+    /// Whether a WR that the end of the connection has overtaken may have this status. If the
+    /// target reports no errors, the WR may also have been cut off while it was sent (siw).
     pub(crate) fn is_cut_off(&self, status: Status) -> bool {
         let untold = !self.has(Capabilities::REMOTE_ERRORS);
         status == Status::FlushError || untold && status == Status::LocalQpOperation
@@ -273,7 +291,7 @@ impl Pair {
         }
     }
 
-    /// Polls both sides once; whether anything came.
+    /// Polls both sides once; returns whether anything came.
     pub(crate) fn pump(&mut self) -> bool {
         let client = self.client.pump();
         self.server.pump() || client
@@ -299,6 +317,13 @@ impl Pair {
         }
     }
 
+    /// Polls both sides until `until` holds, and never arms.
+    pub(crate) fn spin(&mut self, until: impl Fn(&Self) -> bool) {
+        while !until(self) {
+            self.pump();
+        }
+    }
+
     /// The next completion of one side.
     pub(crate) fn next(&mut self, side: Side) -> Completion {
         self.wait("a completion", |pair| match side {
@@ -308,7 +333,7 @@ impl Pair {
         self.end(side).got.pop_front().unwrap()
     }
 
-    /// The next completion of one queue of one side; those of the other queue stay.
+    /// The next completion of one queue of one side; completions of the other queue stay.
     pub(crate) fn next_of(&mut self, side: Side, recv: bool) -> Completion {
         let wanted =
             move |completion: &Completion| matches!(completion.kind, CompletionKind::Send) != recv;
@@ -335,8 +360,9 @@ impl Pair {
         completion
     }
 
-    /// The server refuses the client's `wr_id`: the client is told so by a status that is `right`, or,
-    /// on a device that tells no such error, sees the WR done or flushed and the connection end.
+    /// The server refuses the client's `wr_id`: the client receives a status that is `right`. On a
+    /// device that reports no such errors, the client sees the WR done or flushed, and the
+    /// connection ends.
     pub(crate) fn wait_refused(
         &mut self,
         wr_id: u64,
@@ -355,12 +381,12 @@ impl Pair {
         refused
     }
 
-    /// The next of the client's WRs behind one that the server refuses.
+    /// The next of the client's WRs after one that the server refuses.
     pub(crate) fn next_behind_refused(&mut self, wr_id: u64) {
         let flushed = self.next_of(Client, false);
         assert_eq!(flushed.wr_id, wr_id, "{flushed:?}");
         let told = self.client.has(Capabilities::REMOTE_ERRORS);
-        // What was on its way already counts as done where nobody is told.
+        // Without error reports, a WR that was already on its way counts as done.
         let on_its_way = !told && flushed.status == Status::Success;
         assert!(self.client.is_cut_off(flushed.status) || on_its_way, "{flushed:?}");
     }
@@ -452,7 +478,7 @@ pub(crate) fn read(
     SendWr { wr_id, op, signaled: true, source: Source::Empty }
 }
 
-/// The bytes that a READ has brought.
+/// The bytes that a READ has fetched.
 pub(crate) fn brought(completion: &Completion, len: usize) -> &[u8] {
     &completion.buffer.as_ref().expect("a READ brings its buffer back")[..len]
 }
@@ -463,7 +489,7 @@ pub(crate) fn payload(completion: &Completion) -> &[u8] {
     &buffer[..completion.byte_len as usize]
 }
 
-/// Bytes that differ from place to place and from message to message.
+/// Bytes that differ by position and by message.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| (seed.wrapping_mul(31) ^ at ^ (at >> 8)) as u8).collect()
 }

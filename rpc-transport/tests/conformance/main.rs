@@ -1,8 +1,8 @@
-//! The conformance suite: each rule of the seam's contract is a test, and every provider passes
-//! all of them. A provider joins by a [`fixture::Fixture`] and a line at the end of this file.
+//! The conformance suite: each rule of the device contract is a test, and every provider passes all
+//! of them. A provider joins by a [`fixture::Fixture`] and a line at the end of this file.
 //!
-//! `sNN` in a name is the number of a claim of the RDMA literature, see `seeds`.
-//! Rule 19 (peer data never panics) has a suite of its own for each wire: `hostile_soft`.
+//! `sNN` in a name is the number of a claim of the RDMA literature, see `seeds`. Rule 19 (peer data
+//! never panics) has a suite of its own for each wire: `hostile_soft`.
 
 #![allow(missing_docs, unsafe_code, reason = "tests")]
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
@@ -40,22 +40,22 @@ macro_rules! conformance {
                 rule09_s61_s84_rnr
                 rule10_too_long
                 rule12_bounded_queues
-                rule12_of_a_list_of_recvs_what_does_not_fit_stays
+                rule12_recvs_that_do_not_fit_stay
                 rule12_s33_what_does_not_fit_is_refused
                 rule13_s37_bounded_cq
                 rule14_buffers_come_back
-                rule14_s45_s82_inline_bytes_are_gathered_by_the_post
+                rule14_s45_s82_post_gathers_inline_bytes
                 rule20_zero_length
                 rule21_traffic
             }
             doorbells {
                 rule03_arming
                 rule03_s52_queued_completions_fire_nothing
-                rule03_what_is_sent_by_the_last_poll_is_told
+                rule03_sends_of_the_last_poll_wake
                 rule03_silent_traffic_does_not_spend_the_arming
                 rule17_linked_posts
                 rule17_a_last_inline_post_rings
-                rule17_what_is_to_ring_soon_rings_by_the_next_poll_flush_or_arm
+                rule17_held_doorbell_rings_by_poll_flush_arm
             }
             remote {
                 rule02_visibility
@@ -67,19 +67,20 @@ macro_rules! conformance {
                 rule11_deregistered_memory_is_not_written
                 rule11_local_memory_of_another_domain
                 rule11_s41_recv_memory_of_another_domain
+                rule11_s77_memory_may_be_registered_twice
                 rule11_user_memory
                 rule15_s59_handles_dropped_while_in_use
                 rule15_destroying_with_work_outstanding
-                s40_s48_only_send_and_immediates_consume_a_recv
+                s40_s48_only_send_and_immediate_consume_recvs
                 s47_send_with_imm
-                s49_write_with_imm_takes_a_recv_but_not_its_buffer
-                s49_s75_write_with_imm_without_recv_is_rnr
+                s49_write_with_imm_leaves_the_recv_buffer
+                s49_s75_write_with_imm_needs_a_recv
                 s50_read
                 s50_many_reads_at_once
-                s68_one_sided_operations_are_silent_at_the_target
+                s68_one_sided_operations_complete_only_locally
             }
             connections {
-                rule03_a_connection_that_comes_up_after_arming_wakes
+                rule03_connection_established_after_arming_wakes
                 rule16_disconnect_when_the_peer_is_destroyed
                 rule16_disconnect_when_the_peer_goes_to_error
                 rule16_disconnect_wakes_an_armed_cq
@@ -87,10 +88,11 @@ macro_rules! conformance {
                 rule18_private_data_travels_and_is_padded
                 rule18_too_much_private_data_is_refused_locally
                 rule18_rejection_carries_its_reason
-                rule18_s03_recvs_are_in_place_before_the_peer_can_send
-                rule18_what_was_prepared_otherwise_or_given_up_is_not_used
+                rule18_s03_recvs_precede_the_peers_sends
+                rule18_other_or_abandoned_queue_pair_is_unused
+                rule18_s08_requests_reach_their_own_listener
                 rule18_nobody_listens
-                rule15_queue_pairs_may_be_destroyed_between_any_two_polls
+                rule15_queue_pairs_may_go_between_polls
                 rule18_many_connections_share_a_cq
             }
             shared {
@@ -98,7 +100,7 @@ macro_rules! conformance {
                 rule22_messages_of_many_clients_at_once
                 rule22_an_empty_srq_costs_the_sender_alone
                 rule22_a_queue_pair_that_fails_flushes_none_of_it
-                rule22_what_a_destroyed_queue_pair_took_comes_back
+                rule22_what_a_drained_queue_pair_took_comes_back
                 rule22_a_message_that_is_cut_off_keeps_no_recv
                 rule22_too_long_costs_one_recv_and_one_queue_pair
                 rule22_write_with_imm_takes_one
@@ -110,13 +112,14 @@ macro_rules! conformance {
                 rule22_a_device_without_one_says_so
             }
             seeds {
-                s34_a_new_queue_pair_is_never_taken_for_an_old_one
+                s34_new_queue_pair_is_never_mistaken
                 s39_recvs_are_independent_and_their_ids_free
                 s43_unsignaled_keeps_slot
                 s46_send_takes_the_head_of_the_rq
                 s51_arming_is_idempotent
                 s53_s69_an_event_says_only_look
                 s54_poll_takes_at_most_what_was_asked
+                s71_clearing_takes_all_events
                 s62_a_send_queue_full_of_unsignaled_refuses
                 s74_in_order_exactly_once
                 s76_completions_of_each_queue_are_in_order

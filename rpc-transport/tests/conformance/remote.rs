@@ -1,8 +1,12 @@
-//! Contract rules 2, 11 and 15: memory, keys, and what a peer may do to it.
+//! Contract rules 2, 11 and 15: memory, keys, and a peer's access to it.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
 
 use rpc_transport::device::{
     Capabilities, CompletionKind, RecvWr, RemoteSlice, SendOp, SendWr, Source, Status,
 };
+use rpc_transport::memory::owned::OwnedMemory;
 use rpc_transport::memory::region::{Access, BufferPool, MemoryRegion};
 
 use crate::fixture::*;
@@ -31,7 +35,7 @@ pub(crate) fn rule02_visibility(fixture: &dyn Fixture) {
     assert!(pair.server.got.is_empty(), "a WRITE gives the target no completion");
 }
 
-/// More than any queue or socket buffer on the way holds at a time.
+/// More than all queues and socket buffers on the way hold at a time.
 pub(crate) fn rule02_large_transfers(fixture: &dyn Fixture) {
     let mut pair = Pair::new(fixture);
     let longest = pair.client.device.attributes().max_message_bytes;
@@ -55,8 +59,8 @@ pub(crate) fn rule02_large_transfers(fixture: &dyn Fixture) {
     }
 }
 
-/// What a WRITE that is done has written. Where a success means only that the bytes are on their way,
-/// they come soon, or the watchdog.
+/// Checks the bytes that a completed WRITE has written. If a success means only that the bytes are
+/// on their way, they arrive soon, or the watchdog fires.
 fn assert_written(pair: &Pair, target: &MemoryRegion, expected: &[u8]) {
     while !pair.client.has(Capabilities::REMOTE_ERRORS) && contents(target) != expected {
         std::thread::yield_now();
@@ -64,7 +68,7 @@ fn assert_written(pair: &Pair, target: &MemoryRegion, expected: &[u8]) {
     assert!(contents(target) == expected);
 }
 
-/// What a refused WRITE leaves behind: both QPs dead, nothing written.
+/// Checks the consequences of a refused WRITE: both QPs dead, nothing written.
 fn assert_refused(pair: &mut Pair, to: RemoteSlice) {
     let free = pair.client.send_pool.free_count();
     let source = pair.client.filled(&[0xbb; 64]);
@@ -199,6 +203,48 @@ pub(crate) fn rule11_s41_recv_memory_of_another_domain(fixture: &dyn Fixture) {
     assert!(failed.buffer.is_some_and(|buffer| buffer[0] != b'x'), "nothing was written");
 }
 
+/// Memory that may be registered repeatedly, since nobody writes it.
+fn lent(bytes: &Arc<Vec<u8>>) -> OwnedMemory {
+    let base = NonNull::new(bytes.as_ptr().cast_mut()).unwrap();
+    // SAFETY: the owner keeps the bytes in place; neither tests nor devices write them.
+    unsafe { OwnedMemory::from_raw_shared(base, bytes.len(), Box::new(Arc::clone(bytes))) }
+}
+
+/// Memory that is registered twice has two keys each, and one registration ends without the other.
+pub(crate) fn rule11_s77_memory_may_be_registered_twice(fixture: &dyn Fixture) {
+    let bytes = Arc::new(pattern(6, 5_000));
+    let mut pair = Pair::new(fixture);
+    let target = pair.server_region(5_000, Access::REMOTE_WRITE, 0);
+    let pd = pair.client.pd.clone();
+    let [first, second] = [(), ()].map(|()| pd.register(lent(&bytes), Access::LOCAL).unwrap());
+    assert_ne!(first.lkey(), second.lkey());
+    drop(first);
+    fixture.settle();
+    pair.client.post(&mut [write(1, remote(&target, 0), whole(&second))]).unwrap();
+    pair.next_sent(Client);
+    assert_written(&pair, &target, &bytes);
+
+    let (reads, registers) = (Capabilities::READ, Capabilities::REGISTER_REMOTE);
+    if !pair.client.has(reads) || !pair.server.has(registers) {
+        return;
+    }
+    let pd = pair.server.pd.clone();
+    let register = |()| pd.register(lent(&bytes), Access::REMOTE_READ).unwrap();
+    let [first, second] = [(), ()].map(register);
+    assert_ne!(first.rkey(), second.rkey());
+    let (revoked, len) = (remote(&first, 0), bytes.len());
+    for region in [&first, &second] {
+        pair.client.post(&mut [read(2, remote(region, 0), &pair.client.pd, len)]).unwrap();
+        assert!(brought(&pair.next_sent(Client), len) == *bytes);
+    }
+    drop(first);
+    fixture.settle();
+    pair.client.post(&mut [read(3, remote(&second, 0), &pair.client.pd, len)]).unwrap();
+    assert!(brought(&pair.next_sent(Client), len) == *bytes, "the other was not revoked");
+    let refused = read(1, revoked, &pair.client.pd, len);
+    assert_wr_refused(&mut pair, refused);
+}
+
 pub(crate) fn rule11_user_memory(fixture: &dyn Fixture) {
     let mut pair = Pair::new(fixture);
     let source = pair.client.pd.register(pattern(1, 10_000), Access::LOCAL).unwrap();
@@ -266,7 +312,7 @@ pub(crate) fn rule15_destroying_with_work_outstanding(fixture: &dyn Fixture) {
     assert!(home(&pair.server.recv_pool));
 }
 
-pub(crate) fn s40_s48_only_send_and_immediates_consume_a_recv(fixture: &dyn Fixture) {
+pub(crate) fn s40_s48_only_send_and_immediate_consume_recvs(fixture: &dyn Fixture) {
     let mut pair = Pair::new(fixture);
     let target = pair.server_region(4096, Access::REMOTE_READ_WRITE, 0);
     let data = region(&pair.client.pd, 64, Access::LOCAL, 9);
@@ -300,12 +346,19 @@ pub(crate) fn s47_send_with_imm(fixture: &dyn Fixture) {
     assert_eq!(pair.next_recv(Server).imm, None);
 }
 
-pub(crate) fn s49_write_with_imm_takes_a_recv_but_not_its_buffer(fixture: &dyn Fixture) {
-    let mut pair = Pair::new(fixture);
+pub(crate) fn s49_write_with_imm_leaves_the_recv_buffer(fixture: &dyn Fixture) {
+    let mut pair = Pair::with(fixture, Options { posted: 0, ..Options::default() });
     if !pair.client.has(Capabilities::WRITE_WITH_IMM) {
         return;
     }
+    const UNTOUCHED: u8 = 0xa5;
     let target = pair.server_region(64 * 1024, Access::REMOTE_WRITE, 0);
+    let qp = pair.server.qp;
+    for wr_id in 0..3 {
+        let mut buffer = pair.server.recv_pool.take().unwrap();
+        buffer.fill(UNTOUCHED);
+        pair.server.cq.post_recv(qp, RecvWr { wr_id, buffer }).unwrap();
+    }
     for (round, len) in [10, 4096, 64 * 1024].into_iter().enumerate() {
         let source = pair.client.pd.register(pattern(8, len), Access::LOCAL).unwrap();
         let op = SendOp::WriteWithImm(remote(&target, 0), 77);
@@ -314,13 +367,17 @@ pub(crate) fn s49_write_with_imm_takes_a_recv_but_not_its_buffer(fixture: &dyn F
         let received = pair.next_recv(Server);
         assert_eq!((received.kind, received.imm), (CompletionKind::RecvWrite, Some(77)));
         assert_eq!((received.wr_id, received.byte_len as usize), (round as u64, len));
-        assert!(received.buffer.is_some());
+        let buffer = received.buffer.as_ref().expect("its buffer comes back");
+        // Filled by a device that poisons unread buffers, or unchanged.
+        let first = buffer[0];
+        assert!(first == UNTOUCHED || fixture.poisons_receives(), "{first:#x} was written");
+        assert!(buffer.iter().all(|byte| *byte == first), "the RECV's buffer was written");
         assert_eq!(&contents(&target)[..len], pattern(8, len));
         pair.next_sent(Client);
     }
 }
 
-pub(crate) fn s49_s75_write_with_imm_without_recv_is_rnr(fixture: &dyn Fixture) {
+pub(crate) fn s49_s75_write_with_imm_needs_a_recv(fixture: &dyn Fixture) {
     let mut pair = Pair::with(fixture, Options { posted: 0, ..Options::default() });
     if !pair.client.has(Capabilities::WRITE_WITH_IMM) {
         return;
@@ -377,7 +434,7 @@ pub(crate) fn s50_many_reads_at_once(fixture: &dyn Fixture) {
     }
 }
 
-pub(crate) fn s68_one_sided_operations_are_silent_at_the_target(fixture: &dyn Fixture) {
+pub(crate) fn s68_one_sided_operations_complete_only_locally(fixture: &dyn Fixture) {
     let mut pair = Pair::new(fixture);
     let target = pair.server_region(4096, Access::REMOTE_WRITE, 0);
     for wr_id in 0..10 {

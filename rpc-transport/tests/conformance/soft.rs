@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 
-use rpc_transport::connect::address::HostPort;
+use rpc_transport::address::HostPort;
 use rpc_transport::device::fault::{self, DeviceProfile, FaultPlan, FaultyConnector};
 use rpc_transport::device::soft;
 use rpc_transport::device::{Connector, Listener};
 
 use crate::fixture::Fixture;
 
-/// A name that no other test of this machine uses.
+/// A name that no other test on this machine uses.
 pub(crate) fn fresh_name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("conformance-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
@@ -58,7 +58,7 @@ pub(crate) struct Tcp;
 impl Fixture for Tcp {
     fn listen(&self) -> Box<dyn Listener> {
         let at = HostPort { host: "127.0.0.1".to_owned(), port: 0 };
-        // Binding to an address, not a name, is done at once.
+        // Binding to a literal address completes at once.
         let bound = pin!(soft::listen_tcp(&at, None)).poll(&mut Context::from_waker(Waker::noop()));
         let Poll::Ready(listener) = bound else { panic!("binding to {at} took time") };
         listener.unwrap()
@@ -69,13 +69,13 @@ impl Fixture for Tcp {
     }
 }
 
-/// `mem://` on a bad day. WRs are not started late here, as the suite lets one side sleep while
-/// the other, having posted, does nothing: that is tested in `faults`.
+/// `mem://` with faults. WRs are not started late here, since the suite lets one side sleep while
+/// the other, having posted, does nothing: `faults` tests that.
 pub(crate) struct FaultyMem;
 
 impl FaultyMem {
     fn plan() -> FaultPlan {
-        // Fixed, so that a failure is found again; tests of its own try many.
+        // A fixed seed, so that a failure can be reproduced; other tests try many.
         let plan = FaultPlan::new(0x5eed);
         println!("{plan:?}");
         plan.delay_completions(5).interleave_queues(true).poison_receives(true)
@@ -91,12 +91,20 @@ impl Fixture for FaultyMem {
         Arc::new(FaultyConnector::new(Mem.connector(), Self::plan()))
     }
 
+    fn is_silent_unarmed(&self) -> bool {
+        true
+    }
+
+    fn poisons_receives(&self) -> bool {
+        true
+    }
+
     fn reorders_queues(&self) -> bool {
         true
     }
 }
 
-/// `mem://` with what a kind of NIC grants and refuses.
+/// `mem://` with the limits of a kind of NIC.
 pub(crate) struct As(pub(crate) &'static DeviceProfile);
 
 impl Fixture for As {
@@ -106,5 +114,9 @@ impl Fixture for As {
 
     fn connector(&self) -> Arc<dyn Connector> {
         Arc::new(FaultyConnector::new(Mem.connector(), FaultPlan::new(0).profile(self.0)))
+    }
+
+    fn has_precise_events(&self) -> bool {
+        true
     }
 }

@@ -1,8 +1,8 @@
-//! Fixture of the device that stands in the examples, for people who add one.
+//! Fixture of the example device, for people who add one.
 
 use std::sync::Arc;
 
-use rpc_transport::connect::address::Address;
+use rpc_transport::address::Address;
 use rpc_transport::device::{Connector, Listener};
 
 use crate::fixture::Fixture;

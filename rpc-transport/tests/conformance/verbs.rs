@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, LazyLock};
 
-use rpc_transport::connect::address::{Address, HostPort};
+use rpc_transport::address::{Address, HostPort};
 use rpc_transport::device::verbs::{
     SetupOptions, VerbsConnector, devices, listen, preflight, wait_for_teardown,
 };
@@ -25,7 +25,7 @@ pub(crate) fn local_ip() -> IpAddr {
     *ADDRESS
 }
 
-/// The device that has this port.
+/// The device of this port.
 #[allow(dead_code, reason = "only one of the test programs wants it")]
 pub(crate) fn local_device() -> Arc<dyn Device> {
     let report = preflight();
@@ -70,6 +70,14 @@ impl Fixture for Verbs {
 
     fn settle(&self) {
         assert!(wait_for_teardown(PATIENCE), "something is not destroyed");
+    }
+
+    fn is_silent_unarmed(&self) -> bool {
+        true
+    }
+
+    fn completes_alone(&self) -> bool {
+        true
     }
 
     // Soft-RoCE has one key per region.

@@ -61,20 +61,19 @@ pub(crate) trait Bits: Copy {
 }
 
 /// The words of a grant, as bits of the packed encoding.
-const WORDS: [(Grant, u16); 4] = [
+const WORDS: [(Grant, u16); 3] = [
     (Grant { data: Grant::GROWN, ack: 0 }, 1 << 7),
     (Grant { data: 0, ack: Grant::ASKS }, 1 << 8),
     (Grant { data: 0, ack: Grant::ODD }, 1 << 9),
-    (Grant { data: 0, ack: Grant::RETURNS }, 1 << 10),
 ];
 
 impl Bits for Message {
-    const COUNT: u32 = 13;
+    const COUNT: u32 = 11;
 
     fn to_bits(self) -> u16 {
         let Grant { data, ack } = self.grant;
         let credits = self.grant.credits();
-        let mut bits = 1 << 12 | u16::from(self.is_ack) << 6;
+        let mut bits = 1 << 10 | u16::from(self.is_ack) << 6;
         bits |= bits3(credits.data) << 3 | bits3(credits.ack);
         for (word, bit) in WORDS {
             bits |= if data & word.data | ack & word.ack == 0 { 0 } else { bit };

@@ -1,5 +1,5 @@
-//! Windows that start small and grow by demand (rules 8 to 10): no state is bad, whenever and however
-//! often they grow, and without any one of these rules some state is.
+//! Windows that start small and grow by demand (rules 8 to 10): no state is bad, whenever and
+//! however often they grow, and without any one of these rules some state is.
 
 use rpc_transport::protocol::credit::{Rules, SendQueueBudget, Window};
 
@@ -16,7 +16,7 @@ fn growing(first: u16, config: Config) -> Config {
     Config { firsts: [first; 2], ..config }
 }
 
-/// The shortest failing run with a rule broken as well.
+/// The shortest failing run with a rule broken on top.
 fn without(config: Config, break_rules: impl Fn(&mut Rules)) -> Option<Failure> {
     failure(&config.broken(break_rules))
 }
@@ -47,7 +47,7 @@ fn all_rules_while_unequal_windows_grow() {
 }
 
 #[test]
-fn all_rules_while_windows_grow_over_a_send_queue() {
+fn all_rules_hold_while_windows_grow() {
     for interval in [1, NEVER] {
         let ends = budget(2, 1, interval);
         holds(&growing(1, Config::with_queue([window(2, 2); 2], [ends; 2])));
@@ -68,7 +68,7 @@ fn acks_die_out_while_windows_grow() {
     }
 }
 
-/// The search is of growth only if windows do grow, up to what was offered, and the peer sees it.
+/// The search covers growth only if windows do grow, up to the offer, and the peer sees it.
 #[test]
 fn windows_grow_to_what_was_offered() {
     let grown = search(&from(1, [window(4, 2); 2])).expect("holds").largest;
@@ -85,7 +85,7 @@ fn growth_before_the_recvs_are_posted_is_rnr() {
 }
 
 #[test]
-fn the_threshold_of_what_was_offered_is_stuck_before_the_window_has_grown() {
+fn threshold_of_the_offer_deadlocks_before_growth() {
     for data in 2..=4 {
         let config = from(1, [window(data, 2); 2]);
         let failure = without(config, |rules| {
@@ -102,10 +102,10 @@ fn growth_beyond_what_was_offered_is_refused() {
     assert!(matches!(failure, Some(Failure::Refused(..))), "{failure:?}");
 }
 
-/// Nobody would get stuck, but a window would grow to all that was offered at once.
+/// Nothing would deadlock, but a window would grow to the whole offer at once.
 #[test]
-fn an_answer_to_each_of_two_equal_questions_grows_twice() {
-    // The smallest window of which two messages ask, and which may grow twice.
+fn answering_both_equal_questions_grows_twice() {
+    // The smallest window that two messages can ask for, and that may grow twice.
     let config = from(3, [window(7, 2), window(1, 2)]);
     let config = config.broken_strictly(|rules| rules.grows_twice = true);
     let failure = failure(&config);

@@ -2,7 +2,7 @@
 //! that they can reach.
 //!
 //! - here: with all rules no state is bad, and without any one of them some state is;
-//! - [`growth`]: the same of windows that grow, [`falling`]: and fall again;
+//! - [`growth`]: the same of windows that grow;
 //! - [`pool`]: two connections that have the RECVs of one end together;
 //! - [`theorem`]: the plain strategy of document 004 is stuck exactly where the theorem says;
 //! - [`walk`]: random steps with windows too large to search.
@@ -12,7 +12,6 @@
 //!
 //! [`Credits`]: rpc_transport::protocol::credit::Credits
 
-mod falling;
 mod fifo;
 mod growth;
 mod pool;
@@ -26,7 +25,7 @@ use rpc_transport::protocol::credit::{Rules, SendQueueBudget, Window};
 use crate::search::search;
 use crate::world::{Config, Failure};
 
-/// No WR is signaled for the sake of the interval.
+/// No WR is signaled because of the interval.
 const NEVER: u16 = 1000;
 
 fn is_deep() -> bool {
@@ -128,7 +127,7 @@ fn all_rules_with_messages_of_several_slots() {
     }
 }
 
-/// Fewer ack slots than the ack window of the peer delay Acks, and no more than that.
+/// Fewer ack slots than the peer's ack window only delay Acks.
 #[test]
 fn all_rules_with_one_ack_slot() {
     for data in 1..=3 {
@@ -137,7 +136,7 @@ fn all_rules_with_one_ack_slot() {
     }
 }
 
-/// With everything in data headers even one ack credit is live, but then Acks answer Acks.
+/// With all credits in data headers even one ack credit is live, but then Acks answer Acks.
 #[test]
 fn one_ack_credit_is_live_but_never_quiet() {
     for data in 1..=4 {
@@ -182,7 +181,7 @@ fn no_pump_after_send_completion_is_stuck() {
 }
 
 #[test]
-fn no_signal_at_the_last_slot_or_credit_is_stuck() {
+fn no_signal_at_last_slot_deadlocks() {
     for data in 1..=3 {
         for slots in 1..=2 {
             let config = Config::with_queue([window(data, 2); 2], [budget(slots, 1, NEVER); 2]);
@@ -197,8 +196,8 @@ fn no_signal_at_the_last_slot_or_credit_is_stuck() {
     }
 }
 
-/// As the slots are counted apart from the credits, this one rule is not needed to go on; but the
-/// buffers of a whole window would stay in the SQ while the end waits for the peer.
+/// Slots are counted apart from the credits, so progress does not need this rule; but the buffers
+/// of a whole window would stay in the SQ while the end waits for the peer.
 #[test]
 fn no_signal_at_the_last_credit_is_unswept() {
     let without = |rules: &mut Rules| rules.signal_last_credit = false;
@@ -212,9 +211,9 @@ fn no_signal_at_the_last_credit_is_unswept() {
 }
 
 /// The literal "signal the WR that takes the last slot": one slot is left, nothing is signaled, and
-/// a message of two slots waits for ever.
+/// a message of two slots waits without end.
 #[test]
-fn signal_at_the_very_last_slot_is_stuck_with_larger_messages() {
+fn signal_at_very_last_slot_deadlocks() {
     for data in 2..=3 {
         for slots in 2..=3 {
             let config = Config::with_queue([window(data, 2); 2], [budget(slots, 2, NEVER); 2]);
@@ -225,7 +224,7 @@ fn signal_at_the_very_last_slot_is_stuck_with_larger_messages() {
 }
 
 #[test]
-fn early_acks_without_ack_credits_in_headers_are_stuck() {
+fn early_acks_without_header_credits_deadlock() {
     for (data, ack, is_stuck) in [(2, 2, false), (3, 2, true), (4, 2, true), (3, 3, false)] {
         let config = Config::credits_only([window(data, ack); 2]);
         let config = config.broken(|rules| rules.piggyback_acks = false);
@@ -239,7 +238,7 @@ fn early_acks_without_ack_credits_in_headers_are_stuck() {
 }
 
 #[test]
-fn one_ack_credit_without_ack_credits_in_headers_is_stuck() {
+fn one_ack_credit_without_header_credits_deadlocks() {
     for data in 1..=4 {
         let config = Config::credits_only([window(data, 1); 2]);
         let config = config.broken(|rules| rules.piggyback_acks = false);
@@ -270,9 +269,9 @@ fn half_threshold_without_grants_in_headers_is_stuck() {
     }
 }
 
-/// Nobody gets stuck, but a window may rest at less than its half: the Ack that is due has no credit.
+/// Nothing deadlocks, but a window may rest at less than its half: the due Ack has no credit.
 #[test]
-fn last_ack_credit_on_an_idle_ack_is_thin() {
+fn last_ack_credit_on_idle_ack_is_thin() {
     let (data, ack) = if is_deep() { (5, 2) } else { (3, 1) };
     let config = Config::credits_only([window(data, ack); 2]);
     holds(&config.clone().broken_strictly(|_| ()));

@@ -9,18 +9,15 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use rpc_transport::protocol::credit::Counters;
 
-use crate::fifo::Fifo;
 use crate::world::{Config, End, Failure, Small, Step, World};
 
-/// What a search without failure saw.
+/// Facts about a search without failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Report {
     pub(crate) states: usize,
     pub(crate) quiescent: usize,
     /// The largest data window that an end has seen the other offer.
     pub(crate) largest: u16,
-    /// How many of the states have a window on its way to fall.
-    pub(crate) falling: usize,
 }
 
 /// A failure and the shortest run that leads to it.
@@ -51,8 +48,6 @@ pub(crate) fn search(config: &Config) -> Result<Report, Box<Counterexample>> {
         for end in 0..2 {
             let seen = world.ends[end].credits.remote().data;
             search.report.largest = search.report.largest.max(seen);
-            let falls = world.ends[end].inbox.items().any(|message| message.grant.returns());
-            search.report.falling += usize::from(falls);
             search.expand(&world, index, end)?;
         }
     }
@@ -80,7 +75,7 @@ impl<'a> Search<'a> {
             seen: HashSet::from_iter([Key::new(&world, symmetric)]),
             log: vec![(0, Step::IdleAck { end: 0 })],
             frontier: VecDeque::from([(world, 0)]),
-            report: Report { states: 0, quiescent: 0, largest: 0, falling: 0 },
+            report: Report { states: 0, quiescent: 0, largest: 0 },
         }
     }
 
@@ -99,9 +94,6 @@ impl<'a> Search<'a> {
         self.poll(from, index, sizes, |first| Step::Receive { end, first, grows: true })?;
         self.poll(from, index, sizes, |first| Step::Complete { end, first })?;
         self.poll(from, index, sizes, |first| Step::Grow { end, first })?;
-        if self.config.falls {
-            self.visit(from, index, Step::Fall { end })?;
-        }
         if self.config.idle_acks {
             self.visit(from, index, Step::IdleAck { end })?;
         }
@@ -111,8 +103,8 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Whether a message was queued matters only if the pump sends an Ack otherwise; if not, the
-    /// message may as well be a step of its own.
+    /// Whether a message was queued matters only if the pump would otherwise send an Ack; if not,
+    /// the message may as well be a step of its own.
     fn poll(
         &mut self,
         from: &World<Small>,
@@ -128,7 +120,7 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Takes the step, checks the state it leads to, and says whether an Ack was sent.
+    /// Takes the step, checks the resulting state, and returns whether an Ack was sent.
     fn visit(
         &mut self,
         from: &World<Small>,
@@ -172,7 +164,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// A state in full: what is left out (posted RECVs, uncovered slots) follows from what is here.
+/// A state in full: omitted fields (posted RECVs, uncovered slots) follow from these.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Key([EndKey; 2]);
 
@@ -185,7 +177,7 @@ struct EndKey {
 }
 
 impl Key {
-    /// Ends that are alike are ordered: a state and its mirror image are one.
+    /// Symmetric ends are ordered: a state and its mirror image are one.
     pub(crate) fn new(world: &World<Small>, symmetric: bool) -> Self {
         let [a, b] = [EndKey::new(&world.ends[0]), EndKey::new(&world.ends[1])];
         Self(if symmetric && b < a { [b, a] } else { [a, b] })
@@ -203,7 +195,7 @@ impl EndKey {
     }
 }
 
-/// The hasher of rustc: one multiplication a word. Good enough for keys that nobody chooses.
+/// The hasher of rustc: one multiplication a word. Good enough for keys that no adversary chooses.
 #[derive(Default)]
 pub(crate) struct FxHasher(u64);
 

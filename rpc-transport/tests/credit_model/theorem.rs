@@ -1,7 +1,7 @@
 //! The plain strategy of document 004: Acks at the thresholds, grants in Acks only, no idle Acks.
 //!
-//! It is stuck iff `I <= D / T`, where the Acks that spend an end's ack window `I` are due to the
-//! *other* end's data window `D` and threshold `T`; for unequal ends, iff this is so both ways.
+//! It deadlocks iff `I <= D / T`, where the Acks that spend an end's ack window `I` are due to the
+//! *other* end's data window `D` and threshold `T`; for unequal ends, iff this holds both ways.
 
 use rpc_transport::protocol::credit::{Rules, Window};
 
@@ -64,7 +64,7 @@ fn plain_strategy_unequal_ends() {
     }
 }
 
-/// The theorem does not mention the threshold of acks, and rightly so.
+/// The theorem does not mention the threshold of acks, and need not.
 #[test]
 fn plain_strategy_any_ack_threshold() {
     let most = if is_deep() { 3 } else { 2 };

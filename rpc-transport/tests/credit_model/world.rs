@@ -16,12 +16,12 @@ use rpc_transport::protocol::credit::{
 
 use crate::fifo::{Fifo, Message, Packed, Slots};
 
-/// What the two ends are and which rules of their *callers* hold; the rules of [`Credits`] itself
-/// are broken by [`Rules`].
+/// The configuration of the two ends, and the rules of their *callers* that hold; [`Rules`] breaks
+/// the rules of [`Credits`] itself.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
     pub(crate) windows: [Window; 2],
-    /// Data credits that the windows start with.
+    /// Initial data credits of the windows.
     pub(crate) firsts: [u16; 2],
     pub(crate) budgets: [SendQueueBudget; 2],
     pub(crate) rules: [Rules; 2],
@@ -39,14 +39,12 @@ pub(crate) struct Config {
     pub(crate) drain: bool,
     /// The RECVs of end 0 are those of a pool: see [`pool`](crate::pool).
     pub(crate) pooled: bool,
-    /// Windows fall, whenever a sender likes.
-    pub(crate) falls: bool,
 }
 
 /// Acks that two ends may still exchange when their applications fall silent: `D / T = 1` each for
 /// data, and as an Ack for acks returns `Tb` of at most `2 I` plus those just sent, with `I < 2 Tb`
-/// and `2 <= Tb` fewer than `(2 + 4) * 2` in all; and one for each time that a window still grows, at most
-/// 12 times from 1 to 4095.
+/// and `2 <= Tb` fewer than `(2 + 4) * 2` in all; and one for each time that a window still grows,
+/// at most 12 times from 1 to 4095.
 const LAST_ACKS: u64 = 12 + 2 * 12;
 
 impl Config {
@@ -71,16 +69,16 @@ impl Config {
             strict: true,
             drain: false,
             pooled: false,
-            falls: false,
         }
     }
 
-    /// The same with broken rules, so checked for what none may do: get stuck, overrun, lie.
+    /// This configuration with broken rules, so checked for what none may do: deadlock, overrun,
+    /// lie.
     pub(crate) fn broken(self, break_rules: impl Fn(&mut Rules)) -> Self {
         Self { strict: false, ..self.broken_strictly(break_rules) }
     }
 
-    /// The same with broken rules, and still checked for every invariant.
+    /// This configuration with broken rules, still checked for every invariant.
     pub(crate) fn broken_strictly(mut self, break_rules: impl Fn(&mut Rules)) -> Self {
         self.rules.iter_mut().for_each(break_rules);
         self
@@ -101,10 +99,10 @@ impl Config {
             Ok(credits) if rules == Rules::default() => credits,
             _ => Credits::with_rules(local, remote, budget, rules),
         };
-        credits.starting_with(self.firsts[end], self.firsts[1 - end]).with_returns(self.falls)
+        credits.starting_with(self.firsts[end], self.firsts[1 - end])
     }
 
-    /// The thresholds of what an end offers now.
+    /// The thresholds of an end's current offer.
     fn thresholds(&self, end: usize, window: Window) -> (u16, u16) {
         let rules = self.rules[end];
         (
@@ -114,10 +112,10 @@ impl Config {
     }
 }
 
-/// Why a run is wrong; each names the end (0 or 1) that suffers.
+/// The failure of a run; each names the end (0 or 1) that suffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// Nothing in flight, nothing to poll, and an end with data to send cannot.
+    /// Nothing is in flight or to be polled, and an end with data to send cannot send.
     Stuck(usize),
     /// A message arrived with no RECV posted (I2).
     Rnr(usize),
@@ -131,11 +129,11 @@ pub(crate) enum Failure {
     ThinWindow(usize),
     /// More unread threshold-driven Acks than D / T (I6).
     TooManyAcks(usize),
-    /// An end waits to send, and nothing is signaled behind its last data (I8).
+    /// An end waits to send, and nothing is signaled after its last data (I8).
     Unswept(usize),
     /// A window grew although its sender had not yet seen it grow before, so nobody had used it up.
     GrownTwice(usize),
-    /// Silent applications, and the ends go on to answer each other's Acks.
+    /// The applications are silent, and the ends keep answering each other's Acks.
     EndlessAcks,
 }
 
@@ -143,7 +141,7 @@ pub(crate) enum Failure {
 /// step sends before anything else; 0 if none is queued.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Step {
-    /// The application submits a message of so many slots.
+    /// The application submits a message of this many slots.
     Send { end: usize, slots: u16 },
     /// The oldest RQ completion is polled; if it asks, the window `grows` before all else.
     Receive { end: usize, first: u16, grows: bool },
@@ -151,12 +149,10 @@ pub(crate) enum Step {
     Complete { end: usize, first: u16 },
     /// The end is about to sleep.
     IdleAck { end: usize },
-    /// A RECV that was left out by `repost_first == false` is posted.
+    /// Posts a RECV that `repost_first == false` left out.
     Repost { end: usize },
     /// The window grows, as the peer has asked.
     Grow { end: usize, first: u16 },
-    /// The end wants the window that the peer offers to fall.
-    Fall { end: usize },
 }
 
 /// How a [`World`] stores its queues.
@@ -270,12 +266,6 @@ impl<S: Store> World<S> {
                 }
                 self.pump(config, end, first)?;
             }
-            Step::Fall { end } => {
-                let credits = &mut self.ends[end].credits;
-                let was_to_fall = credits.counters().gives_back;
-                credits.give_back();
-                return Ok(!was_to_fall && credits.counters().gives_back);
-            }
         }
         Ok(true)
     }
@@ -341,14 +331,10 @@ impl<S: Store> World<S> {
         let Message { is_ack, grant } = message;
         let counted = if is_ack { this.credits.on_ack(grant) } else { this.credits.on_data(grant) };
         counted.map_err(|error| Failure::Refused(end, error))?;
-        // The receiver takes the RECVs above the window back at once, as from a queue that connections
-        // share: those that are posted a while longer, as on a queue of its own, harm less.
-        let less = this.credits.take_fallen();
-        this.posted_recvs = this.posted_recvs.checked_sub(less).ok_or(Failure::Rnr(end))?;
         Ok(())
     }
 
-    /// The mark is the oldest one outstanding, worked out from the slots alone.
+    /// The mark is the oldest outstanding one, derived from the slots alone.
     fn complete(&mut self, config: &Config, end: usize, freed: Slots) {
         let this = &mut self.ends[end];
         let in_use = this.slots_in_use(&config.budgets[end]);
@@ -368,7 +354,7 @@ impl<S: Store> World<S> {
         }
     }
 
-    /// Brings silent applications to rest: polls everything, and sends the idle Acks that are left.
+    /// Brings silent applications to rest: polls everything, and sends the remaining idle Acks.
     pub(crate) fn drain(&mut self, config: &Config) -> Result<(), Failure> {
         self.poll_all(config)?;
         for _ in 0..LAST_ACKS {
@@ -402,7 +388,7 @@ impl<S: Store> World<S> {
         Ok(())
     }
 
-    /// Everything that has to hold after every step.
+    /// The conditions that hold after every step.
     pub(crate) fn check(&self, config: &Config) -> Result<(), Failure> {
         for end in 0..2 {
             self.check_conserved(config, end)?;
@@ -422,19 +408,11 @@ impl<S: Store> World<S> {
     fn check_conserved(&self, config: &Config, end: usize) -> Result<(), Failure> {
         let (this, peer) = (&self.ends[end], &self.ends[1 - end]);
         let (mine, theirs) = (this.credits.counters(), peer.credits.counters());
-        let owed = theirs.owed.credits();
-        let mut data = mine.data_credits + owed.data;
-        let mut ack = mine.ack_credits + owed.ack;
+        let mut data = mine.data_credits + theirs.owed.data();
+        let mut ack = mine.ack_credits + theirs.owed.ack();
         let window = peer.credits.local();
-        let mut seen = window;
         for message in peer.inbox.items() {
             *(if message.is_ack { &mut ack } else { &mut data }) += 1;
-            if message.grant.returns() {
-                // The receiver does not know yet of what was given back.
-                let smaller = this.credits.remote().data;
-                data += seen.data.saturating_sub(smaller);
-                seen.data = smaller;
-            }
         }
         let (due, _) = config.thresholds(1 - end, window);
         let (mut due_acks, mut news) = (0, u16::from(theirs.owed.is_grown()));
@@ -449,8 +427,8 @@ impl<S: Store> World<S> {
         if (Window { data, ack }) != window {
             return Err(Failure::NotConserved(end));
         }
-        // What has not been seen of a window's growth is on its way, and nothing else is.
-        if config.strict && (news > 1 || (news == 1) != (this.credits.remote() != seen)) {
+        // The unseen growth of a window is on its way, and nothing else is.
+        if config.strict && (news > 1 || (news == 1) != (this.credits.remote() != window)) {
             return Err(Failure::NotConserved(end));
         }
         if config.strict && due_acks > window.data / due {
@@ -480,7 +458,7 @@ impl<S: Store> World<S> {
         let credits = &self.ends[end].credits;
         let now = credits.counters();
         let (data_due, ack_due) = config.thresholds(end, credits.local());
-        let is_due = now.owed.data >= data_due || now.owed.ack >= ack_due;
+        let is_due = now.owed.reaches(data_due, ack_due);
         if is_due && now.ack_credits != 0 && now.ack_slots != 0 {
             return Err(Failure::AckNotSent(end));
         }

@@ -8,9 +8,9 @@ use rpc_transport::device::soft;
 use crate::fixture::*;
 use crate::victim::Victim;
 
-/// Both ends know both doorbells, so one that is kept must not keep the other end's CQ awake.
+/// Both ends hold both doorbells, so one that is kept must not keep the other end's CQ awake.
 #[test]
-fn a_destroyed_queue_pair_leaves_the_epoll_set_though_its_peer_lives() {
+fn destroyed_queue_pair_leaves_the_epoll_set() {
     let _watchdog = Watchdog::start("a dead bell");
     let listen = async || soft::listen_mem("hostile-watched").unwrap();
     let mut victim = Victim::new(listen, Arc::new(soft::MemConnector));
@@ -18,7 +18,7 @@ fn a_destroyed_queue_pair_leaves_the_epoll_set_though_its_peer_lives() {
     let qp = victim.honest_qp;
     victim.server.cq.destroy_qp(qp).unwrap();
     assert_eq!(victim.watched(), 1, "the dead bell is still watched");
-    // It rings when it goes, too.
+    // It also rings as it is destroyed.
     victim.honest.cq.modify_to_error(victim.honest.qp).unwrap();
     victim.server.cq.clear_events().unwrap();
     victim.server.cq.arm().unwrap();

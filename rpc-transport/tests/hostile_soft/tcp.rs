@@ -1,12 +1,14 @@
 //! Hostile peers of the tcp wire.
 
+mod set_up;
+
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use rpc_transport::connect::address::{Address, HostPort};
-use rpc_transport::connect::error::ConnectError;
+use rpc_transport::address::{Address, HostPort};
+use rpc_transport::device::connection_error::ConnectError;
 use rpc_transport::device::soft;
 use rpc_transport::device::{Connector, PostErrorKind, QpHandle, QpState, Status};
 use rpc_transport::memory::region::Access;
@@ -46,7 +48,8 @@ fn intrude(victim: &mut Victim) -> (TcpStream, QpHandle) {
     (stream, qp)
 }
 
-/// The same, from a socket that makes the victim's send buffer small: it is sized by segments.
+/// Like [`intrude`], from a socket that makes the victim's send buffer small: it is sized by
+/// segments.
 fn intrude_narrowly(victim: &mut Victim) -> (TcpStream, QpHandle) {
     let Address::Tcp(at) = victim.listener.local_address() else { panic!("not tcp") };
     let (family, kind) = (rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM);
@@ -74,141 +77,6 @@ fn intrude_narrowly(victim: &mut Victim) -> (TcpStream, QpHandle) {
     (stream, qp)
 }
 
-/// Runs the listener in the background while `act` speaks to it.
-fn while_listening(victim: &mut Victim, act: impl FnOnce() + Send) {
-    let Victim { runtime, listener, .. } = victim;
-    std::thread::scope(|scope| {
-        let (done, ended) = tokio::sync::oneshot::channel();
-        scope.spawn(move || {
-            act();
-            let _ = done.send(());
-        });
-        runtime.block_on(async {
-            tokio::select! {
-                _ = ended => {}
-                _ = async { loop { drop(listener.incoming().await) } } => {}
-            }
-        });
-    });
-}
-
-#[test]
-fn garbage_at_the_port_is_refused_and_hurts_nobody() {
-    let _watchdog = Watchdog::start("garbage at the port");
-    let mut victim = victim();
-    let mut bad_version = message(REQUEST, &[0; 56]);
-    bad_version[8] = 9;
-    let garbage: Vec<Vec<u8>> = vec![
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
-        vec![0; 1000],
-        vec![0xff; 100_000],
-        bad_version,
-        message(77, b""),
-        message(REPLY, &[0; 196]),
-        message(REQUEST, &[0; 57]),
-        message(PROBE, &[0; 4097]),
-        frame(0, SEND, WHOLE, b"too early"),
-        message(PROBE, b"x").repeat(10),
-    ];
-    for bytes in garbage {
-        let mut stream = dial(&victim);
-        while_listening(&mut victim, move || {
-            let _ = stream.write_all(&bytes);
-            assert!(is_closed(&mut stream), "{:?} is still served", &bytes[..bytes.len().min(30)]);
-        });
-    }
-    // The version is named to the peer.
-    let mut stream = dial(&victim);
-    while_listening(&mut victim, move || {
-        let mut bad_version = message(REQUEST, b"");
-        bad_version[8] = 9;
-        stream.write_all(&bad_version).unwrap();
-        let (kind, text) = read_message(&mut stream).unwrap();
-        assert_eq!(kind, REFUSE);
-        assert!(String::from_utf8_lossy(&text).contains("version 9"));
-    });
-    victim.assert_unharmed();
-    victim.assert_listening(&soft::TcpConnector);
-}
-
-#[test]
-fn peers_that_stall_do_not_keep_others_out() {
-    let _watchdog = Watchdog::start("stalling peers");
-    let mut victim = victim();
-    let mut stalled = Vec::new();
-    for i in 0..400 {
-        let address = victim.listener.local_address();
-        while_listening(&mut victim, || {
-            let mut stream = dial_to(&address);
-            // Some say nothing, some half a request.
-            let _ = stream.write_all(&message(REQUEST, &[0; 56])[..i % 60]);
-            stalled.push(stream);
-        });
-    }
-    victim.assert_listening(&soft::TcpConnector);
-    victim.assert_unharmed();
-}
-
-#[test]
-fn a_probe_is_answered_and_the_connection_goes_on() {
-    let runtime = runtime();
-    let mut victim = victim();
-    let Address::Tcp(at) = victim.listener.local_address() else { panic!("not tcp") };
-    let client = std::thread::spawn(move || {
-        runtime.block_on(async {
-            let (answer, mut outgoing) = soft::TcpConnector.probe(&at, b"hello").await.unwrap();
-            assert_eq!(answer, b"you said hello");
-            let options = Options::default();
-            let mut objects = End::objects(outgoing.device(), &options);
-            let capacity = End::capacity(&options);
-            outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
-            outgoing.connect(b"").await.map(drop).unwrap();
-            let long = soft::TcpConnector.probe(&at, &[0; 4097]).await.unwrap_err();
-            assert!(matches!(long, ConnectError::Config(_)), "{long}");
-        });
-    });
-    victim.accept();
-    client.join().unwrap();
-}
-
-#[test]
-fn a_server_that_speaks_something_else_is_named() {
-    let _watchdog = Watchdog::start("a foreign server");
-    for (answer, expected) in [
-        (
-            &b"HTTP/1.1 400 Bad Request\r\n\r\n"[..],
-            "this is HTTP, of a web server or for metrics; correct the port",
-        ),
-        (b"SSH-2.0-OpenSSH_9.6\r\n", "this is SSH"),
-        (b"\x15\x03\x01\x00\x02\x02\x46 and more", "this is TLS"),
-        (b"* OK IMAP4 ready\r\n", "magic number"),
-        (b"", "speaks another protocol"),
-        (b"softrdma\x07\x02\x00\x00", "version 7"),
-        (b"softrdma\x01\x2a\x00\x00", "kind 42"),
-        (b"softrdma\x01\x02\xff\xff", "too long"),
-    ] {
-        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = Address::Tcp(server.local_addr().unwrap().into());
-        let thread = std::thread::spawn(move || {
-            let (mut stream, _) = server.accept().unwrap();
-            read_message(&mut stream).unwrap();
-            stream.write_all(answer).unwrap();
-        });
-        let error = runtime().block_on(async {
-            let mut outgoing = soft::TcpConnector.resolve(&address).await.unwrap();
-            let options = Options::default();
-            let mut objects = End::objects(outgoing.device(), &options);
-            let capacity = End::capacity(&options);
-            outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
-            outgoing.connect(b"").await.unwrap_err()
-        });
-        let error = error.to_string();
-        assert!(error.contains(expected), "{error}");
-        assert!(error.contains(&address.to_string()), "{error}");
-        thread.join().unwrap();
-    }
-}
-
 #[test]
 fn an_honest_stream_one_byte_at_a_time() {
     let _watchdog = Watchdog::start("one byte at a time");
@@ -226,13 +94,13 @@ fn an_honest_stream_one_byte_at_a_time() {
     bytes.extend(frame(0, SEND, WHOLE | 8, b"two"));
     for byte in bytes {
         stream.write_all(&[byte]).unwrap();
-        // Each byte is taken in by itself.
+        // Each byte is received separately.
         victim.wait(|_| true);
     }
     victim.wait(|victim| victim.received(qp).len() == 3);
     assert_eq!(victim.received(qp), [&b"one"[..], b"in two parts", b"two"]);
     assert_eq!(&contents(&target)[9..17], b"\x07write!\x07");
-    // The last frame asked for an acknowledgement: of six packets, its own ack not counted.
+    // The last frame asked for an acknowledgement: of six packets, not counting its own ack.
     victim.wait(|_| true);
     victim.server.cq.flush();
     let mut ack = [0; 8];
@@ -240,7 +108,7 @@ fn an_honest_stream_one_byte_at_a_time() {
     assert_eq!(ack, [6, 0, 0, 0, ACK, WHOLE, 0, 0]);
 }
 
-/// Frames that make no sense end the connection they came on.
+/// Senseless frames end their own connection.
 #[test]
 fn senseless_frames_kill_only_their_own_connection() {
     let _watchdog = Watchdog::start("senseless frames");
@@ -281,7 +149,7 @@ fn senseless_frames_kill_only_their_own_connection() {
     for (what, bytes) in senseless {
         println!("{what}");
         let (stream, qp) = intrude(&mut victim);
-        // Whoever floods does not read, and so may be stuck until it is cut off.
+        // The flooding peer does not read, and so may block until it is cut off.
         let writer = std::thread::spawn({
             let mut stream = stream.try_clone().unwrap();
             move || drop(stream.write_all(&bytes))
@@ -296,7 +164,7 @@ fn senseless_frames_kill_only_their_own_connection() {
 }
 
 #[test]
-fn random_bytes_never_do_more_than_kill_the_connection() {
+fn random_bytes_only_end_the_connection() {
     let _watchdog = Watchdog::start("random bytes");
     let mut victim = victim();
     for seed in 0..60 {
@@ -304,7 +172,7 @@ fn random_bytes_never_do_more_than_kill_the_connection() {
         let mut random = Rng::new(seed);
         let (mut stream, qp) = intrude(&mut victim);
         for _ in 0..20 {
-            // Now and then something that begins well.
+            // Now and then bytes that begin correctly.
             let bytes = if random.below(2) == 0 {
                 let len = random.below(100) as usize;
                 let body: Vec<u8> = (0..len).map(|_| random.below(256) as u8).collect();
@@ -357,7 +225,7 @@ fn a_truncated_frame_is_no_message() {
     victim.assert_unharmed();
 }
 
-/// A peer that reads nothing fills its socket; the CQ goes on, and the QP's SQ is bounded.
+/// A peer that never reads fills its socket; the CQ continues, and the QP's SQ is bounded.
 #[test]
 fn a_peer_that_reads_nothing_blocks_nobody() {
     let _watchdog = Watchdog::start("a peer that reads nothing");
@@ -375,7 +243,7 @@ fn a_peer_that_reads_nothing_blocks_nobody() {
     };
     assert_eq!((posted, refused.kind), (16, PostErrorKind::QueueFull(16)));
     victim.assert_unharmed();
-    // Its end comes all the same, with every WR completed.
+    // The connection still ends, with every WR completed.
     victim.completions.clear();
     drop(stream);
     victim.wait(|victim| {
@@ -385,7 +253,7 @@ fn a_peer_that_reads_nothing_blocks_nobody() {
     victim.assert_unharmed();
 }
 
-/// Acknowledging what has not been received must not free memory that is still to be sent.
+/// Acknowledging unreceived frames must not free memory that is still to be sent.
 #[test]
 fn an_early_ack_frees_nothing() {
     let _watchdog = Watchdog::start("an early ack");
@@ -515,9 +383,10 @@ fn streams_cut_at_random_places_carry_everything() {
     }
 }
 
-/// Acknowledgements say how many packets came in all, so one that waits is enough.
+/// Acknowledgements carry the total number of received packets, so one waiting acknowledgement is
+/// enough.
 #[test]
-fn a_peer_that_never_reads_and_probes_cannot_grow_the_outbox() {
+fn probing_peer_cannot_grow_the_outbox() {
     let _watchdog = Watchdog::start("probes without reading");
     let mut victim = victim();
     let (mut stream, qp) = intrude_narrowly(&mut victim);
@@ -536,28 +405,28 @@ fn a_peer_that_never_reads_and_probes_cannot_grow_the_outbox() {
         assert!(sent < 100_000, "{pending} bytes wait for a peer that does not read");
     }
     victim.assert_unharmed();
-    // When it reads at last it learns of all.
+    // When it reads at last, it learns the whole number.
     stream.set_nonblocking(true).unwrap();
     let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
-    let told = |bytes: &[u8]| {
+    let newest = |bytes: &[u8]| {
         let last = bytes.len() / 8;
         last.checked_sub(1)
             .map(|last| u32::from_le_bytes(bytes[8 * last..][..4].try_into().unwrap()))
     };
     let start = std::time::Instant::now();
-    while told(&bytes) != Some(sent) {
+    while newest(&bytes) != Some(sent) {
         victim.poll();
         if let Ok(count) = stream.read(&mut buffer) {
             bytes.extend_from_slice(&buffer[..count]);
         }
-        assert!(start.elapsed() < PATIENCE, "it was told of {:?} of {sent}", told(&bytes));
+        assert!(start.elapsed() < PATIENCE, "it has learned {:?} of {sent}", newest(&bytes));
     }
 }
 
-/// A visit takes a bounded number of frames, however small; the rest is taken without another word
-/// of the peer.
+/// A visit takes a bounded number of frames, however small; the rest follows without further bytes
+/// from the peer.
 #[test]
-fn a_flood_of_small_frames_gives_way_to_others_and_loses_nothing() {
+fn flood_of_small_frames_yields_and_loses_nothing() {
     let _watchdog = Watchdog::start("a flood of small frames");
     let mut victim = victim();
     let (mut stream, qp) = intrude(&mut victim);
@@ -577,14 +446,14 @@ fn a_flood_of_small_frames_gives_way_to_others_and_loses_nothing() {
         let now = contents(&target).iter().filter(|byte| **byte == 1).count();
         assert!(now - taken <= 64, "one visit took {} frames", now - taken);
         taken = now;
-        // All has arrived: nothing but the visit's end can wake.
+        // Everything has arrived: only the visit's end can wake.
         if taken < 1500 {
             assert!(readable(&[victim.server.cq.event_fd()], PATIENCE), "{taken} were taken");
         }
         victim.server.cq.clear_events().unwrap();
         assert!(start.elapsed() < PATIENCE);
     }
-    // The last bytes count, too, when the peer ends behind them.
+    // The last bytes count too, when the peer ends after them.
     stream.write_all(&flood[..flood.len() / 2]).unwrap();
     stream.write_all(&frame(0, SEND, WHOLE, b"goodbye")).unwrap();
     drop(stream);

@@ -118,6 +118,13 @@ impl Victim {
         self.wait(|victim| victim.state(qp) == QpState::Error);
     }
 
+    /// Polls until the hostile connection takes no more RECVs of the SRQ.
+    pub(crate) fn wait_drained(&mut self, qp: QpHandle) {
+        while !self.server.cq.has_drained(qp) {
+            self.poll();
+        }
+    }
+
     /// Polls, sleeping on the event fd, until something holds.
     pub(crate) fn wait(&mut self, until: impl Fn(&Self) -> bool) {
         let start = Instant::now();
@@ -152,14 +159,14 @@ impl Victim {
         self.server.cq.flush();
     }
 
-    /// Descriptors in the epoll set of the CQ, its own bell included.
+    /// Number of descriptors in the epoll set of the CQ, including its own doorbell.
     pub(crate) fn watched(&self) -> usize {
         let epoll = self.server.cq.event_fd().as_raw_fd();
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{epoll}")).unwrap();
         info.lines().filter(|line| line.starts_with("tfd:")).count()
     }
 
-    /// The honest connection still works, both ways.
+    /// Checks that the honest connection still works, both ways.
     pub(crate) fn assert_unharmed(&mut self) {
         let qp = self.honest_qp;
         self.completions.clear();
@@ -186,7 +193,7 @@ impl Victim {
         self.honest.post_recv(0);
     }
 
-    /// The listener still serves honest connectors.
+    /// Checks that the listener still serves honest connectors.
     pub(crate) fn assert_listening(&mut self, connector: &dyn Connector) {
         let address = self.listener.local_address();
         let Self { runtime, listener, .. } = self;
@@ -204,7 +211,7 @@ impl Victim {
                 incoming.reject(b"").await;
             };
             let (refused, ()) = tokio::join!(connecting, accepting);
-            // It came through to the application, which refused it.
+            // The request reached the application, which refused it.
             refused.unwrap_err();
         });
     }

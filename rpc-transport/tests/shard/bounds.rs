@@ -11,7 +11,7 @@ use crate::parts::{quiet, send, shared};
 use crate::probe::Habit;
 use crate::world::{ByHand, End, Options, fresh_address, join, pattern, run_on_one_thread, shard};
 
-/// So many pairs of ends between two shards, whose drivers the test polls.
+/// `count` pairs of ends between two shards, whose drivers the test polls.
 async fn pairs(count: u32, options: &Options) -> (Vec<(End, End)>, [ByHand; 2]) {
     let mut listener = schemes::listen(&fresh_address("mem")).await.unwrap();
     let resolved = schemes::resolve(&listener.local_address()).await.unwrap();
@@ -26,10 +26,10 @@ async fn pairs(count: u32, options: &Options) -> (Vec<(End, End)>, [ByHand; 2]) 
     (pairs, [near_driver, far_driver].map(ByHand::new))
 }
 
-/// Each connection stands in line once, however many of its messages have begun, and however often it
-/// is given something to send meanwhile. All arrive.
+/// Each connection waits in line once, however many of its messages have begun, and however often
+/// more messages are submitted. All arrive.
 #[test]
-fn a_connection_with_large_messages_begun_waits_in_line_once() {
+fn connection_with_bulk_waits_in_line_once() {
     const CONNECTIONS: u32 = 40;
     const ROUNDS: usize = 6;
     run_on_one_thread("in line", async {
@@ -61,12 +61,32 @@ fn a_connection_with_large_messages_begun_waits_in_line_once() {
     });
 }
 
+/// An upper layer that sends one message between two reports of pending messages, and has several
+/// at once.
+#[test]
+fn messages_held_back_until_a_report_follow_it() {
+    const MESSAGES: u64 = 20;
+    run_on_one_thread("held back", async {
+        let options =
+            Options { mode: PollMode::Busy, habits: [Habit::Count; 2], ..Options::alike(quiet()) };
+        let (ends, [mut ours, mut theirs]) = pairs(1, &options).await;
+        let (near, far) = &ends[0];
+        near.with(|probe| {
+            probe.per_report = 1;
+            (0..MESSAGES).for_each(|_| probe.send(b"one"));
+        });
+        while far.events().received < MESSAGES {
+            let _ = (ours.poll(), theirs.poll());
+        }
+    });
+}
+
 static DONE: AtomicU64 = AtomicU64::new(0);
 
-/// A driver that has left actions for its next turn polls no more before it has run them: as many wait
-/// as one poll gave, however many messages the peer has sent.
+/// A driver that has left actions for its next turn runs them before it polls again: the number of
+/// waiting actions is bounded by one poll, however many messages the peer has sent.
 #[test]
-fn actions_of_a_batch_that_was_cut_are_run_before_more_is_polled() {
+fn cut_batch_runs_actions_before_polling_more() {
     const POLL_BATCH: u64 = 64;
     const MESSAGES: u64 = 600;
     run_on_one_thread("cut batch", async {

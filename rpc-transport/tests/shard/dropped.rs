@@ -1,4 +1,4 @@
-//! Set-up given up at every point where it waits, by either side: nothing is left behind.
+//! Set-up is given up at every point where it waits, by either side, and leaves nothing behind.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,7 +15,7 @@ use crate::world::{ProbeShard, WIRES, assert_home, fresh_address, run, shard};
 
 const FAR: Duration = Duration::from_secs(3600);
 
-/// Polls a future so many times, then drops it. Gives what it ended with, if it did.
+/// Polls a future `polls` times, then drops it. Returns its result, if it completed.
 async fn dropped_after<F: Future>(
     polls: u32,
     future: F,
@@ -38,7 +38,7 @@ async fn dropped_after<F: Future>(
     .await
 }
 
-/// Polls a future more often than a set-up that goes on has to wait.
+/// Polls a future more often than an undisturbed set-up has to wait.
 async fn some_polls<F: Future>(mut future: Pin<&mut F>) {
     for _ in 0..100 {
         let polled = |cx: &mut Context<'_>| Poll::Ready(future.as_mut().poll(cx).is_ready());
@@ -49,14 +49,14 @@ async fn some_polls<F: Future>(mut future: Pin<&mut F>) {
     }
 }
 
-/// Waits until a shard has no queue pair any more.
+/// Waits until a shard has no queue pairs left.
 async fn gone(shard: &ProbeShard) {
     while shard.stats().queue_pairs > 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
-/// The same, and nothing else is left.
+/// Waits until a shard has nothing left at all.
 async fn emptied(shard: &ProbeShard, driver: tokio::task::JoinHandle<()>) {
     gone(shard).await;
     shard.shutdown();
@@ -66,7 +66,8 @@ async fn emptied(shard: &ProbeShard, driver: tokio::task::JoinHandle<()>) {
     assert_eq!(stats.unflushed, 0);
 }
 
-/// Connects, with one side dropped after so many polls. Whether that side was done by then.
+/// Connects, with one side dropped after `polls` polls. Returns whether that side had completed by
+/// then.
 async fn connect_with_one_dropped(wire: &str, client_is_dropped: bool, polls: u32) -> bool {
     let config = LinkConfig::default();
     let listener = schemes::listen(&fresh_address(wire)).await.unwrap();
@@ -100,7 +101,8 @@ async fn connect_with_one_dropped(wire: &str, client_is_dropped: bool, polls: u3
         match (&connected, is_accepted) {
             (_, true) => {}
             (Some(_), false) => drop(accept.await),
-            // The server notices, or loses its peer, or never hears of it: it is dropped, too.
+            // The server notices, or loses its peer, or never learns of it, and is then dropped
+            // too.
             (None, false) => {
                 gone(&client).await;
                 some_polls(accept).await;
@@ -121,7 +123,7 @@ async fn connect_with_one_dropped(wire: &str, client_is_dropped: bool, polls: u3
     server.shutdown_now();
     emptied(&client, ours).await;
     emptied(&server, theirs).await;
-    // The pools are of the side that was dropped: both sides have to be done before they count.
+    // The pools belong to the dropped side: both sides have to complete before they count.
     if !pools.is_empty() {
         assert_home(&pools);
     }

@@ -1,7 +1,7 @@
-//! How connections end: in order, by a peer that vanishes, by a runtime that goes away.
+//! How connections end: in order, by a peer that vanishes, by a runtime that shuts down.
 
-use rpc_transport::connect::error::CloseCause;
 use rpc_transport::connect::schemes;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::protocol::config::LinkConfig;
 
 use crate::probe::Habit;
@@ -9,10 +9,10 @@ use crate::world::{
     Options, Pair, WIRES, assert_home, fresh_address, join, parked, run, shard, unspawned,
 };
 
-/// A Close that the peer's device does not accept, or that waits behind messages which the peer
-/// takes none of, kept the connection and its driver for ever.
+/// A regression: a Close that the peer's device does not accept, or that waits behind messages
+/// which the peer never takes, kept the connection and its driver for ever.
 #[test]
-fn an_orderly_close_ends_at_a_peer_that_does_nothing_any_more() {
+fn orderly_close_ends_despite_an_inactive_peer() {
     run("close", async {
         for messages in [0, 200] {
             let options = Options::default();
@@ -30,9 +30,9 @@ fn an_orderly_close_ends_at_a_peer_that_does_nothing_any_more() {
     });
 }
 
-/// What is left of a large message goes out before the Close, however long that takes.
+/// The rest of a large message is sent before the Close, however long that takes.
 #[test]
-fn an_orderly_close_waits_for_a_peer_that_is_slow() {
+fn orderly_close_waits_for_a_slow_peer() {
     run("slow", async {
         for wire in WIRES {
             let config = LinkConfig::default().data_credits(2).keep_alive(None);
@@ -48,10 +48,10 @@ fn an_orderly_close_waits_for_a_peer_that_is_slow() {
     });
 }
 
-/// The last connection of a shard that was shut down may leave when its driver sleeps: the driver
-/// must hear of it, to end.
+/// The last connection of a shard that was shut down may leave while its driver sleeps: the driver
+/// must wake for it, to end.
 #[test]
-fn a_driver_ends_when_the_last_handle_is_given_up() {
+fn driver_ends_with_the_last_handle() {
     run("last handle", async {
         let pair = Pair::new("mem").await;
         pair.server.shard.fail(pair.server.key, &CloseCause::Local);
@@ -66,7 +66,7 @@ fn a_driver_ends_when_the_last_handle_is_given_up() {
     });
 }
 
-/// The runtime of one end goes away: its connections end, and those who wait hear of it.
+/// The runtime of one end shuts down: its connections end, and waiting tasks are notified.
 #[test]
 fn a_driver_that_is_dropped_tells_everybody() {
     run("dropped", async {
@@ -91,9 +91,9 @@ fn a_driver_that_is_dropped_tells_everybody() {
     });
 }
 
-/// Half of a message is no message.
+/// Half of a message is not delivered.
 #[test]
-fn a_peer_that_vanishes_in_the_middle_of_a_message() {
+fn peer_vanishing_mid_message_ends_the_connection() {
     run("middle", async {
         for wire in WIRES {
             let habits = [Habit::Keep, Habit::Count];
@@ -111,9 +111,9 @@ fn a_peer_that_vanishes_in_the_middle_of_a_message() {
     });
 }
 
-/// Two connections of the same two shards: the end of one is nothing to the other.
+/// Two connections of two shards: the end of one does not affect the other.
 #[test]
-fn a_connection_that_fails_leaves_the_busy_one_beside_it_alone() {
+fn failing_connection_leaves_a_busy_one_alone() {
     run("beside", async {
         for wire in WIRES {
             let mut listener = schemes::listen(&fresh_address(wire)).await.unwrap();
@@ -149,13 +149,13 @@ fn a_connection_that_fails_leaves_the_busy_one_beside_it_alone() {
     });
 }
 
-/// What was posted before user code runs has left by then: its doorbell waited for the next round,
-/// and the peer slept as long as the user code took.
+/// A regression: WRs posted before user code runs must have left by then, but their doorbell waited
+/// for the next round, and the peer slept as long as the user code ran.
 #[test]
-fn what_is_posted_does_not_wait_for_user_code() {
+fn posted_sends_do_not_wait_for_user_code() {
     run("user code", async {
         for wire in WIRES {
-            // A runtime of its own, as a blocked thread may be the one that watches descriptors.
+            // A runtime of its own, since a blocked thread may be the one that watches descriptors.
             let blocked = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(1)
                 .enable_all()

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use async_trait::async_trait;
-use rpc_transport::connect::error::ConnectError;
+use rpc_transport::device::connection_error::ConnectError;
 use rpc_transport::device::{
     Attach, Completion, CompletionQueue, CqRef, Device, DeviceAttributes, Established, Outgoing,
     PostError, PostErrorKind, ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr,
@@ -15,7 +15,7 @@ use rpc_transport::device::{
 use rpc_transport::memory::region::ProtectionDomain;
 use tokio::sync::Semaphore;
 
-/// What is to fail.
+/// The failures to produce.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     /// The CQ is dead: polling and arming fail.
@@ -150,7 +150,7 @@ struct FaultyOutgoing {
     faults: Arc<Faults>,
 }
 
-/// A connection on its way out whose device fails on demand.
+/// Makes the device of an outgoing connection fail on demand.
 pub(crate) fn faulty(inner: Box<dyn Outgoing>, faults: &Arc<Faults>) -> Box<dyn Outgoing> {
     let device = FaultyDevice { inner: Arc::clone(inner.device()), faults: Arc::clone(faults) };
     Box::new(FaultyOutgoing { inner, device: Arc::new(device), faults: Arc::clone(faults) })

@@ -1,5 +1,5 @@
-//! Doorbells that wait for the next poll, as each of them costs a system call over tcp: what is the
-//! user's never delays them.
+//! Doorbells that wait for the next poll, since each costs a system call over tcp: user code never
+//! delays them.
 
 use std::mem;
 use std::sync::{Arc, mpsc};
@@ -14,22 +14,22 @@ use tokio::sync::oneshot;
 use crate::probe::{Action, Habit, Probe};
 use crate::world::{End, Options, Pair, run, unspawned};
 
-/// Both ends keep what comes, so nothing answers.
+/// Both ends keep arriving messages, so nothing answers.
 fn quiet() -> Options {
     Options { habits: [Habit::Keep; 2], ..Options::default() }
 }
 
-/// As calls that are awaited are sent, one after the other.
+/// Sends one after the other, as awaited calls do.
 fn send_three(client: &End) {
     for number in 0..3 {
         let send = |probe: &mut Probe| probe.send(&[number]);
-        let wanted = |_: &mut Probe, (): &()| Progress::<()>::GiveUp;
+        let wanted = |_: &mut Probe, (): &()| Progress::GiveUp;
         client.shard.with_progress(client.key, true, send, wanted).unwrap();
     }
 }
 
 #[test]
-fn what_is_posted_while_the_driver_runs_an_action_does_not_wait_for_it() {
+fn posts_do_not_wait_for_running_actions() {
     run("action", async {
         let pair = Pair::with("tcp", &quiet()).await;
         let (started, has_started) = oneshot::channel();
@@ -47,7 +47,7 @@ fn what_is_posted_while_the_driver_runs_an_action_does_not_wait_for_it() {
     });
 }
 
-/// Has a result of each action, and drops slowly what is left of the first.
+/// Has a result of each action, and drops the rest of the first slowly.
 struct DropsSlowly {
     has_results: bool,
     started: Option<oneshot::Sender<()>>,
@@ -82,10 +82,10 @@ impl Executor<Probe> for DropsSlowly {
 }
 
 #[test]
-fn what_is_posted_while_the_driver_drops_values_does_not_wait_for_that() {
+fn posts_do_not_wait_for_dropped_values() {
     run("drops", async {
         let (client, server, [unused, theirs], _listener) = unspawned("tcp", &quiet()).await;
-        // To drop it would end the shard.
+        // Dropping it would end the shard.
         mem::forget(unused);
         tokio::spawn(theirs);
         let (go_on, may_go_on) = mpsc::channel();

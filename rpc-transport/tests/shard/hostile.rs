@@ -1,4 +1,4 @@
-//! Peers that break the rules cost their own connection, and nothing else.
+//! Peers that break the rules end their own connection, and nothing else.
 
 use std::time::Duration;
 
@@ -15,17 +15,9 @@ use crate::probe::{Habit, Probe};
 use crate::raw::Raw;
 use crate::world::{End, Pair, WIRES, assert_home, fresh_address, run, shard};
 
-/// What a raw peer does to a connection of a shard that serves another one as well.
+/// The consequences of a raw peer's actions for its connection, on a shard that also serves another
+/// one.
 pub(crate) async fn suffer(probe: Probe, act: impl AsyncFnOnce(&mut Raw, &End)) -> String {
-    suffer_from(Features::ARENA.with(Features::RETURNS), probe, act).await
-}
-
-/// The same of a peer that has these features.
-pub(crate) async fn suffer_from(
-    features: Features,
-    probe: Probe,
-    act: impl AsyncFnOnce(&mut Raw, &End),
-) -> String {
     let mut listener = schemes::listen(&fresh_address("mem")).await.unwrap();
     let resolved = schemes::resolve(&listener.local_address()).await.unwrap();
     let config = LinkConfig::default();
@@ -34,7 +26,7 @@ pub(crate) async fn suffer_from(
     let driver = tokio::spawn(driver);
     let (mut good, honest) =
         Raw::connect(&server, &mut *listener, &config, Probe::new(Habit::Count)).await;
-    let (mut raw, end) = Raw::connect_with(features, &server, &mut *listener, &config, probe).await;
+    let (mut raw, end) = Raw::connect(&server, &mut *listener, &config, probe).await;
     let pools = end.pools();
     good.send(Grant::default(), b"before");
     act(&mut raw, &end).await;
@@ -54,8 +46,8 @@ pub(crate) async fn suffer_from(
     cause
 }
 
-/// The length that such a completion carries is that of the write. Taken for the length of a
-/// message it reached beyond the RECV's buffer, and the panic ended every connection of the shard.
+/// A regression: such a completion carries the length of the write. Mistaken for the length of a
+/// message it exceeded the RECV's buffer, and the panic ended every connection of the shard.
 #[test]
 fn a_write_with_immediate_is_no_message() {
     run("write", async {
@@ -68,7 +60,10 @@ fn a_write_with_immediate_is_no_message() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         });
-        assert_eq!(cause.await, "the peer broke the protocol: a write where a message was due");
+        assert_eq!(
+            cause.await,
+            "the peer broke the protocol: a write where a message was expected"
+        );
     });
 }
 
@@ -83,7 +78,7 @@ fn bytes_that_are_no_frame_end_the_connection() {
 }
 
 #[test]
-fn a_rule_that_the_protocol_above_names_ends_the_connection() {
+fn violation_in_the_upper_layer_ends_the_connection() {
     run("rule", async {
         let mut probe = Probe::new(Habit::Keep);
         probe.hates = Some(5);
@@ -96,9 +91,10 @@ fn a_rule_that_the_protocol_above_names_ends_the_connection() {
     });
 }
 
-/// The queue pair went to ERR without a word, and the violator read "the peer is gone".
+/// A regression: the queue pair went to ERR without a message, and the violator read "the peer is
+/// gone".
 #[test]
-fn a_violator_is_told_the_rule_before_the_end() {
+fn violator_receives_the_rule_before_the_end() {
     run("told", async {
         let mut told = Vec::new();
         let cause = suffer(Probe::new(Habit::Keep), async |raw, _| {
@@ -114,7 +110,7 @@ fn a_violator_is_told_the_rule_before_the_end() {
     });
 }
 
-/// What a violator sends while it is being told must count for nothing, whatever it is.
+/// Messages of a violator that is being closed must count for nothing, whatever they are.
 #[test]
 fn a_violator_is_heard_no_more() {
     run("heard", async {
@@ -132,7 +128,7 @@ fn a_violator_is_heard_no_more() {
     });
 }
 
-/// The same between two whole ends, on every wire: the end that broke the rule names it.
+/// A violation between two complete ends, on every wire: the end that broke the rule names it.
 #[test]
 fn the_error_of_a_violator_names_the_rule() {
     run("names", async {
@@ -142,7 +138,7 @@ fn the_error_of_a_violator_names_the_rule() {
             pair.client.send(b"fine");
             pair.client.send(b"hated");
             let text =
-                "the peer closed the connection, as this side broke the protocol: it is hated";
+                "the peer closed the connection because this side broke the protocol: it is hated";
             assert_eq!(pair.client.cause().await.to_string(), text, "{wire}");
             let text = "the peer broke the protocol: it is hated";
             assert_eq!(pair.server.cause().await.to_string(), text, "{wire}");
@@ -151,9 +147,9 @@ fn the_error_of_a_violator_names_the_rule() {
     });
 }
 
-/// A peer that never takes its Close is left at the limit, and nothing of it stays.
+/// A peer that never takes its Close is dropped at the limit, and nothing of it remains.
 #[test]
-fn a_violator_that_does_not_listen_is_left_at_the_limit() {
+fn deaf_violator_is_dropped_at_the_limit() {
     run("does not listen", async {
         let mut listener = schemes::listen(&fresh_address("tcp")).await.unwrap();
         let resolved = schemes::resolve(&listener.local_address()).await.unwrap();
@@ -185,15 +181,15 @@ fn a_peer_that_vanishes_is_gone() {
     });
 }
 
-/// A peer that asks without ever reading made answers pile up without a bound.
+/// A regression: a peer that asked without ever reading made answers pile up without a bound.
 #[test]
 fn a_peer_that_asks_without_reading_is_closed() {
     run("does not read", async {
         let mut probe = Probe::new(Habit::Echo);
         probe.backlog = 100;
         let cause = suffer(probe, async |raw, end| {
-            // The first answers spend all of its first data credits, which it never gives back. What
-            // it receives then are acks, whose credits it gives back at once.
+            // The first answers spend all of its initial data credits, which it never returns.
+            // After that it receives acks, whose credits it returns at once.
             let mut given = 0;
             while end.events().closed.is_empty() {
                 let acks = raw.poll().saturating_sub(FIRST_DATA_CREDITS.into());
@@ -203,15 +199,15 @@ fn a_peer_that_asks_without_reading_is_closed() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         });
-        let text = "the peer broke the protocol: it does not read what it makes this end send";
+        let text = "the peer broke the protocol: it does not read the replies to its requests";
         assert_eq!(cause.await, text);
     });
 }
 
-/// A write that the peer has no right to: to a key that is none, beyond the arena, or to a region of
+/// A write that the peer has no right to: with an invalid key, beyond the arena, or to a region of
 /// another domain.
 #[test]
-fn a_write_with_a_wrong_key_costs_its_own_connection() {
+fn wrong_rkey_ends_only_its_own_connection() {
     run("wrong key", async {
         for wrong in ["no key", "beyond", "another domain"] {
             let cause = suffer(Probe::new(Habit::Keep), async |raw, end| {
@@ -241,7 +237,7 @@ fn a_write_with_a_wrong_key_costs_its_own_connection() {
 
 /// The rules of arenas, as a raw peer breaks them at a shard.
 #[test]
-fn broken_rules_of_arenas_are_named_and_cost_one_connection() {
+fn broken_arena_rules_end_one_connection() {
     use rpc_transport::protocol::arena::{ArenaBlock, Extent, Extents};
     use rpc_transport::protocol::frame::Written;
     let extents = Extents::from_slice(&[Extent { first: 900, count: 1 }]).unwrap();
@@ -279,10 +275,10 @@ fn broken_rules_of_arenas_are_named_and_cost_one_connection() {
     }
 }
 
-/// The frame whose segment woke the reader of a stream broke a rule as well: the reader was taken out of the
-/// stream, and dropped.
+/// A regression: the frame whose segment woke the reader of a stream also broke a rule, and the
+/// reader was taken out of the stream and dropped.
 #[test]
-fn a_reader_hears_of_the_end_though_the_frame_of_its_segment_breaks_a_rule() {
+fn reader_wakes_though_its_segment_breaks_a_rule() {
     run("reader", async {
         let features = Features::ARENA.with(Features::REPLY_SLOTS);
         let config = LinkConfig::default().keep_alive(None).assembly_bytes(1 << 20);

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use rpc_transport::connect::error::CloseCause;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::device::fault::FaultPlan;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::message::payload::Payload;
@@ -13,14 +13,14 @@ use crate::parts::{KEEP, quiet, region, send, shared, streaming, warm_up, whole}
 use crate::random::{PrintSeed, Random, variable};
 use crate::world::{End, Options, Pair, WIRES, assert_home, parked, pattern, run};
 
-/// Chunks of the receiver: those that hold messages; all.
+/// Chunks of the receiver: the number that hold messages, and the total.
 fn held(end: &End) -> (u32, u32) {
     let metrics = end.shard.link_metrics(end.key).unwrap();
     (metrics.landing_held, metrics.landing_chunks)
 }
 
 #[test]
-fn tails_of_every_kind_of_memory_arrive_in_the_arena() {
+fn tails_of_every_memory_kind_reach_the_arena() {
     run("kinds", async {
         for wire in WIRES {
             let pair = Pair::with(wire, &Options { habits: KEEP, ..Options::default() }).await;
@@ -34,13 +34,13 @@ fn tails_of_every_kind_of_memory_arrive_in_the_arena() {
             let tail = message.take_tail().unwrap();
             assert!(!tail.is_private(), "{wire}: {tail:?}");
             let expected = [a, b, c].concat();
-            assert!(tail.to_vec() == expected, "{wire}");
+            assert!(tail.to_vec().unwrap() == expected, "{wire}");
             assert!(held(&pair.server).0 > 0);
-            // Forwarded from where it lies.
-            send(&pair.server, b"back", tail.slice(5..300_100).to_parts());
+            // Forwarded in place.
+            send(&pair.server, b"back", tail.slice(5..300_100).to_parts().unwrap());
             drop(tail);
             let back = pair.client.next().await.take_tail().unwrap();
-            assert!(back.to_vec() == expected[5..300_100], "{wire}");
+            assert!(back.to_vec().unwrap() == expected[5..300_100], "{wire}");
             drop(back);
             warm_up(&pair.client, &pair.server).await;
             pair.end().await;
@@ -49,7 +49,7 @@ fn tails_of_every_kind_of_memory_arrive_in_the_arena() {
 }
 
 #[test]
-fn the_first_large_message_asks_for_an_arena_and_an_idle_connection_has_none() {
+fn first_large_message_requests_the_arena() {
     run("first", async {
         for wire in WIRES {
             let pair = Pair::with(wire, &Options { habits: KEEP, ..Options::default() }).await;
@@ -65,7 +65,7 @@ fn the_first_large_message_asks_for_an_arena_and_an_idle_connection_has_none() {
 }
 
 #[test]
-fn without_an_arena_large_messages_arrive_all_the_same() {
+fn large_messages_arrive_without_an_arena() {
     run("none", async {
         let arena = ArenaConfig::default().max_chunks(0);
         let options = Options { habits: KEEP, ..Options::alike(quiet().arena(arena)) };
@@ -78,14 +78,15 @@ fn without_an_arena_large_messages_arrive_all_the_same() {
                 assert!(*message == pattern(round as u64, 10_000)[..]);
                 let tail = message.take_tail().unwrap();
                 assert!(tail.is_private());
-                assert!(tail.to_vec() == pattern(3, len));
+                assert!(tail.to_vec().unwrap() == pattern(3, len));
             }
             pair.end().await;
         }
     });
 }
 
-/// The application holds all that it gets, and more keeps arriving: as private copies.
+/// The application holds everything it receives, and more messages keep arriving: as private
+/// copies.
 #[test]
 fn an_application_that_holds_everything_stalls_nothing() {
     run("hold", async {
@@ -105,7 +106,7 @@ fn an_application_that_holds_everything_stalls_nothing() {
             let (chunks, of) = held(&pair.server);
             assert!(chunks > 0 && chunks <= of / 2, "{wire}: {chunks} of {of}");
             for (number, message) in (0..).zip(&all) {
-                assert!(message.tail().unwrap().to_vec() == pattern(number, 150_000));
+                assert!(message.tail().unwrap().to_vec().unwrap() == pattern(number, 150_000));
             }
             drop(all);
             warm_up(&pair.client, &pair.server).await;
@@ -114,7 +115,7 @@ fn an_application_that_holds_everything_stalls_nothing() {
     });
 }
 
-/// With the smallest arena, and half of it held: what the transport itself gives back is enough.
+/// With the smallest arena, and half of it held: the chunks that the transport returns are enough.
 #[test]
 fn half_an_arena_is_enough_to_go_on() {
     run("wake", async {
@@ -133,8 +134,8 @@ fn half_an_arena_is_enough_to_go_on() {
                 let second = pair.server.next().await.take_tail().unwrap();
                 drop(first);
                 let third = pair.server.next().await.take_tail().unwrap();
-                assert!(second.to_vec() == pattern(round + 1, len));
-                assert!(third.to_vec() == pattern(round + 2, len));
+                assert!(second.to_vec().unwrap() == pattern(round + 1, len));
+                assert!(third.to_vec().unwrap() == pattern(round + 2, len));
             }
             pair.end().await;
         }
@@ -172,7 +173,7 @@ async fn exchange(wire: &str, options: Options, count: u64) {
         held.push((expected, message.take_tail().unwrap()));
         while held.len() > random.below(6) as usize {
             let (expected, tail) = held.swap_remove(random.below(held.len() as u64) as usize);
-            assert!(tail.to_vec() == expected, "{tail:?} arrived changed");
+            assert!(tail.to_vec().unwrap() == expected, "{tail:?} arrived changed");
         }
     }
     drop(held);
@@ -195,7 +196,7 @@ fn payloads_of_all_sizes_arrive_over_every_wire() {
 }
 
 #[test]
-fn payloads_of_all_sizes_arrive_through_a_tiny_arena() {
+fn payloads_of_all_sizes_pass_a_tiny_arena() {
     run("tiny", async {
         for (wire, mode) in
             WIRES.into_iter().zip([PollMode::Event, PollMode::Busy, PollMode::Event])
@@ -213,9 +214,9 @@ fn payloads_of_all_sizes_arrive_through_a_tiny_arena() {
     });
 }
 
-/// Completions late and out of turn, memory read long after the post.
+/// Completions come late and out of turn, and memory is read long after the post.
 #[test]
-fn payloads_of_all_sizes_arrive_over_a_bad_device() {
+fn payloads_of_all_sizes_survive_a_faulty_device() {
     run("bad device", async {
         for seed in 0..12 {
             let plan = FaultPlan::new(seed)
@@ -230,10 +231,10 @@ fn payloads_of_all_sizes_arrive_over_a_bad_device() {
     });
 }
 
-/// The end comes in the middle of transfers: what has arrived can still be read, and everything
-/// comes home.
+/// The end comes in the middle of transfers: arrived data can still be read, and every buffer
+/// returns.
 #[test]
-fn an_end_in_the_middle_of_transfers_leaves_nothing_behind() {
+fn end_during_transfers_leaves_nothing_behind() {
     run("end", async {
         for round in 0..60_u64 {
             let wire = WIRES[round as usize % 3];
@@ -252,7 +253,7 @@ fn an_end_in_the_middle_of_transfers_leaves_nothing_behind() {
             victim.shard.fail(victim.key, &CloseCause::Local);
             pair.client.gone().await;
             pair.server.gone().await;
-            assert!(kept.to_vec() == pattern(5, 90_000), "{wire}");
+            assert!(kept.to_vec().unwrap() == pattern(5, 90_000), "{wire}");
             for end in [&pair.client, &pair.server] {
                 end.shard.look(end.key, |probe| std::mem::take(&mut probe.inbox));
                 end.shard.release(end.key);
@@ -266,8 +267,8 @@ fn an_end_in_the_middle_of_transfers_leaves_nothing_behind() {
     });
 }
 
-/// The writer waits for the chunks of a stream while both drivers sleep: a dropped segment wakes the
-/// owner.
+/// The writer waits for the chunks of a stream while both drivers sleep: a dropped segment wakes
+/// the owner.
 #[test]
 fn a_dropped_segment_wakes_a_sleeping_driver() {
     run("wake", async {
@@ -293,10 +294,10 @@ fn a_dropped_segment_wakes_a_sleeping_driver() {
     });
 }
 
-/// Who does not read lets large messages of that direction wait, and nothing else; who drops the
-/// stream lets them go on.
+/// A consumer that does not read blocks only large messages of that direction; dropping the stream
+/// unblocks them.
 #[test]
-fn a_stream_that_is_not_read_stops_no_small_message() {
+fn unread_stream_stops_no_small_message() {
     run("unread", async {
         for wire in WIRES {
             let options = Options { habits: KEEP, ..Options::alike(streaming()) };
@@ -314,7 +315,7 @@ fn a_stream_that_is_not_read_stops_no_small_message() {
             send(&pair.client, b"next", [shared(pattern(3, 100_000))]);
             drop(stream);
             let next = pair.server.next().await.take_tail().unwrap();
-            assert!(next.to_vec() == pattern(3, 100_000));
+            assert!(next.to_vec().unwrap() == pattern(3, 100_000));
             drop(next);
             pair.end().await;
         }
@@ -322,7 +323,7 @@ fn a_stream_that_is_not_read_stops_no_small_message() {
 }
 
 #[test]
-fn the_end_of_a_connection_is_the_end_of_its_streams() {
+fn end_of_a_connection_ends_its_streams() {
     run("stream's end", async {
         for wire in WIRES {
             let options = Options { habits: KEEP, ..Options::alike(streaming()) };
@@ -341,7 +342,7 @@ fn the_end_of_a_connection_is_the_end_of_its_streams() {
             };
             assert!(error.to_string().starts_with("the connection ended after "), "{error}");
             assert!(stream.next().await.is_none());
-            assert!(first.to_vec() == pattern(1, 2 << 20)[..first.len() as usize]);
+            assert!(first.to_vec().unwrap() == pattern(1, 2 << 20)[..first.len() as usize]);
             for end in [&pair.client, &pair.server] {
                 end.shard.release(end.key);
                 end.shard.shutdown();

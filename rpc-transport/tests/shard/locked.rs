@@ -1,4 +1,5 @@
-//! A limit on locked memory, as NICs have it: what there is no memory for goes in smaller pieces.
+//! A limit on locked memory, as NICs have it: without memory for a whole message, it is sent in
+//! smaller pieces.
 
 use rpc_transport::device::fault::{FaultPlan, MANA, MLX5};
 use rpc_transport::engine::locked_need::channel_bytes;
@@ -13,17 +14,17 @@ use rpc_transport::protocol::link::Lane;
 use crate::parts::{KEEP, quiet, region, send, shared, streaming, warm_up, whole};
 use crate::world::{End, Options, Pair, pattern, run};
 
-/// What systemd and container runtimes let a process lock, bytes.
+/// The limit on locked memory that systemd and container runtimes set, bytes.
 const USUAL_LIMIT: u64 = 8 << 20;
 const MIB: usize = 1 << 20;
 
-/// Takes all that may still be locked but `left` bytes.
+/// Takes all lockable memory except `left` bytes.
 pub(crate) fn squeeze(limit: &MemoryBudget, left: u64) -> Reservation {
     let taken = (limit.limit_bytes() - limit.used_bytes()).saturating_sub(left);
     limit.reserve(taken).unwrap()
 }
 
-/// A pair over devices whose ends have a limit each.
+/// A pair over devices, with a limit for each end.
 async fn pair(options: &Options, profile: FaultPlan) -> (Pair, [MemoryBudget; 2]) {
     let limits = [(); 2].map(|()| MemoryBudget::new(64 << 20));
     let plans = limits.each_ref().map(|limit| profile.clone().lock_limit(limit));
@@ -35,7 +36,7 @@ fn profile() -> FaultPlan {
     FaultPlan::new(1).profile(&MLX5).touch_memory_late(3).delay_completions(4)
 }
 
-/// What a message's tail is made of.
+/// Makes a message's tail.
 type Tail = fn(from: &End, to: &End, number: u64) -> Vec<OutPart>;
 
 fn bytes(_: &End, _: &End, number: u64) -> Vec<OutPart> {
@@ -46,7 +47,7 @@ fn registered(from: &End, _: &End, number: u64) -> Vec<OutPart> {
     vec![whole(region(from, &pattern(number, MIB)))]
 }
 
-/// Registered in another domain, as what came over another connection is.
+/// Registered in another domain, like data that came over another connection.
 fn registered_elsewhere(_: &End, to: &End, number: u64) -> Vec<OutPart> {
     vec![whole(region(to, &pattern(number, MIB)))]
 }
@@ -66,17 +67,17 @@ const KINDS: [(&str, Tail); 4] = [
     ("mixed", mixed),
 ];
 
-/// What is left of the limit once the connection is up: nothing, less than a short staging buffer,
-/// some of those, a long one, several.
+/// The rest of the limit once the connection is up: nothing, less than a short staging buffer,
+/// several of those, a long one, several long ones.
 const LEFT: [u64; 5] = [0, 12 << 10, 70 << 10, 300 << 10, 2 << 20];
 
 fn ends(pair: &Pair, is_reply: bool) -> (&End, &End) {
     if is_reply { (&pair.server, &pair.client) } else { (&pair.client, &pair.server) }
 }
 
-/// Two calls of 1 MiB at once ended a connection whose process might lock 8 MiB.
+/// A regression: two concurrent calls of 1 MiB ended a connection whose process might lock 8 MiB.
 #[test]
-fn large_messages_at_once_need_no_memory_that_is_not_there() {
+fn concurrent_large_messages_respect_the_memory_limit() {
     run("locked", async {
         for left in LEFT {
             for (kind, tail) in KINDS {
@@ -90,7 +91,10 @@ fn large_messages_at_once_need_no_memory_that_is_not_there() {
                     }
                     for number in 0..4 {
                         let got = to.next().await.take_tail().unwrap();
-                        assert!(got.to_vec() == pattern(number, MIB), "{kind}, {left} left");
+                        assert!(
+                            got.to_vec().unwrap() == pattern(number, MIB),
+                            "{kind}, {left} left"
+                        );
                     }
                     drop(taken);
                     pair.end().await;
@@ -101,9 +105,9 @@ fn large_messages_at_once_need_no_memory_that_is_not_there() {
     });
 }
 
-/// The receiver cannot lock an arena, and the sender nothing either.
+/// The receiver cannot lock an arena, and the sender cannot lock anything either.
 #[test]
-fn large_messages_arrive_where_neither_end_may_lock_anything() {
+fn large_messages_arrive_without_lockable_memory() {
     run("nothing", async {
         for profile in [profile(), profile().profile(&MANA)] {
             let (pair, limits) = pair(&Options::default(), profile).await;
@@ -115,7 +119,7 @@ fn large_messages_arrive_where_neither_end_may_lock_anything() {
                 for number in 0..3 {
                     let mut message = to.next().await;
                     assert!(*message == pattern(number, 30_000)[..]);
-                    assert!(message.take_tail().unwrap().to_vec() == pattern(number, MIB));
+                    assert!(message.take_tail().unwrap().to_vec().unwrap() == pattern(number, MIB));
                 }
             }
             drop(taken);
@@ -124,9 +128,9 @@ fn large_messages_arrive_where_neither_end_may_lock_anything() {
     });
 }
 
-/// As many small frames at once as the send queue takes, from the few send buffers that there are.
+/// As many concurrent small frames as the send queue holds, from the few send buffers available.
 #[test]
-fn small_messages_at_once_need_no_memory_that_is_not_there() {
+fn concurrent_small_messages_respect_the_memory_limit() {
     run("small", async {
         for profile in [profile(), profile().profile(&MANA)] {
             for left in [0, 9_000, 40_000] {
@@ -149,10 +153,10 @@ fn small_messages_at_once_need_no_memory_that_is_not_there() {
     });
 }
 
-/// An answer that is longer than what its caller puts together lies in the caller's slot from end to
-/// end, however little memory there is to write it from.
+/// An answer longer than its caller's reassembly limit lies in the caller's slot from end to end,
+/// however little memory there is to write it from.
 #[test]
-fn answers_into_slots_need_no_memory_that_is_not_there() {
+fn slot_answers_respect_the_memory_limit() {
     run("slots", async {
         for left in LEFT {
             for (kind, tail) in KINDS {
@@ -182,7 +186,7 @@ fn answers_into_slots_need_no_memory_that_is_not_there() {
                 for number in 0..3 {
                     let tail = to.next().await.take_tail().unwrap();
                     assert!(!tail.is_private(), "{kind}: it lies in the slot");
-                    assert!(tail.to_vec() == pattern(number, MIB), "{kind}, {left} left");
+                    assert!(tail.to_vec().unwrap() == pattern(number, MIB), "{kind}, {left} left");
                 }
                 drop(taken);
                 pair.end().await;
@@ -208,7 +212,7 @@ fn streams_need_no_memory_that_is_not_there() {
                 let mut stream = to.next().await.take_stream().unwrap();
                 let mut read = Vec::new();
                 while let Some(segment) = stream.next().await {
-                    read.extend(segment.unwrap().to_vec());
+                    read.extend(segment.unwrap().to_vec().unwrap());
                 }
                 let sent: Vec<_> = (0..4).map(|part| pattern(part, MIB)).collect();
                 assert!(read == sent.concat(), "{left} left");
@@ -219,9 +223,9 @@ fn streams_need_no_memory_that_is_not_there() {
     });
 }
 
-/// Memory that comes back later is used: what was sent in small pieces goes in long ones again.
+/// Memory that is returned later is used: data sent in small pieces goes in long ones again.
 #[test]
-fn staging_grows_when_memory_comes_back_and_then_registers_no_more() {
+fn staging_grows_once_memory_returns() {
     run("back", async {
         let (pair, limits) = pair(&Options::default(), profile()).await;
         let (from, to) = (&pair.client, &pair.server);
@@ -231,14 +235,16 @@ fn staging_grows_when_memory_comes_back_and_then_registers_no_more() {
                 send(from, b"large", [shared(pattern(number, MIB))]);
             }
             for number in 0..count {
-                assert!(to.next().await.take_tail().unwrap().to_vec() == pattern(number, MIB));
+                assert!(
+                    to.next().await.take_tail().unwrap().to_vec().unwrap() == pattern(number, MIB)
+                );
             }
         };
         warm_up(from, to).await;
         pass(2).await;
         drop(taken);
         let before = limits[0].used_bytes();
-        // Until it has grown as far as a steady load takes it.
+        // Until it has grown as far as a steady load requires.
         while limits[0].used_bytes() < before + (512 << 10) {
             pass(4).await;
         }
@@ -252,10 +258,10 @@ fn staging_grows_when_memory_comes_back_and_then_registers_no_more() {
     });
 }
 
-/// What is reckoned before anything is created is what a device charges, and a process that may lock
-/// exactly that much has connections that carry everything.
+/// The need computed in advance is the device's charge, and a process that may lock exactly that
+/// much has connections that carry everything.
 #[test]
-fn the_need_that_is_reckoned_is_what_is_charged_and_is_enough() {
+fn computed_need_equals_the_charge_and_suffices() {
     run("need", async {
         let configs = [
             quiet(),
@@ -271,16 +277,16 @@ fn the_need_that_is_reckoned_is_what_is_charged_and_is_enough() {
             assert_eq!(limits.each_ref().map(MemoryBudget::used_bytes), [need; 2]);
             for (from, to) in [(&pair.client, &pair.server), (&pair.server, &pair.client)] {
                 send(from, b"large", [shared(pattern(1, MIB))]);
-                assert!(to.next().await.take_tail().unwrap().to_vec() == pattern(1, MIB));
+                assert!(to.next().await.take_tail().unwrap().to_vec().unwrap() == pattern(1, MIB));
             }
             pair.end().await;
         }
     });
 }
 
-/// A connection that is up keeps within what the usual limit leaves to it.
+/// An established connection keeps within its part of the usual limit.
 #[test]
-fn two_ends_of_a_process_with_the_usual_limit_pass_large_messages() {
+fn usual_limit_suffices_for_two_ends() {
     run("usual", async {
         let limit = MemoryBudget::new(USUAL_LIMIT);
         let plan = profile().lock_limit(&limit);
@@ -292,7 +298,10 @@ fn two_ends_of_a_process_with_the_usual_limit_pass_large_messages() {
                     send(from, b"large", [shared(pattern(number, MIB))]);
                 }
                 for number in 0..6 {
-                    assert!(to.next().await.take_tail().unwrap().to_vec() == pattern(number, MIB));
+                    assert!(
+                        to.next().await.take_tail().unwrap().to_vec().unwrap()
+                            == pattern(number, MIB)
+                    );
                 }
             }
         }

@@ -1,11 +1,10 @@
-//! The movers of bytes from end to end: shards, drivers and set-up over every wire, with a small
-//! protocol on top. Nothing here asserts a time; what hangs is killed.
+//! The data movers from end to end: shards, drivers and set-up over every wire, with a small
+//! protocol on top. Nothing here asserts a time; a watchdog kills tests that hang.
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 
 mod bounds;
 mod dropped;
 mod ends;
-mod falling;
 mod faulty;
 mod held_doorbells;
 mod hostile;

@@ -1,12 +1,12 @@
-//! Panics: of user code that the driver runs, and of a protocol under the shard's lock.
+//! Panics: of user code that the driver runs, and of an upper layer under the shard's lock.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::probe::Action;
 use crate::world::{Pair, run};
 
-/// A waker that panics took the driver down, and the actions behind it were dropped unrun: whoever
-/// waited for one of those waited for ever.
+/// A regression: a waker that panicked took the driver down, and later actions were dropped without
+/// running, so that their tasks waited for ever.
 #[test]
 fn a_panicking_effect_costs_only_itself() {
     run("action", async {
@@ -23,24 +23,24 @@ fn a_panicking_effect_costs_only_itself() {
     });
 }
 
-/// The lock of a shard poisons nothing: a step that panicked left a connection on the dirty list or
-/// not, and its peer and waiters in ignorance.
+/// The lock of a shard poisons nothing. A regression: a step that panicked left the dirty list in
+/// an unknown state, and neither peer nor waiters were notified.
 #[test]
-fn a_panic_in_a_step_ends_the_connections_of_the_shard() {
+fn panic_in_a_step_ends_the_shards_connections() {
     run("step", async {
         let pair = Pair::new("mem").await;
         let step = || pair.client.with(|_| panic!("on purpose"));
         catch_unwind(AssertUnwindSafe(step)).unwrap_err();
         let cause = pair.client.cause().await;
-        assert_eq!(cause.to_string(), "the connection's state was lost to a panic");
+        assert_eq!(cause.to_string(), "a panic destroyed the state of the connection");
         assert_eq!(pair.server.cause().await.to_string(), "the peer is gone");
         pair.end().await;
     });
 }
 
-/// Under the driver it is the driver that ends, and every connection with it.
+/// Under the driver the panic ends the driver, and every connection with it.
 #[test]
-fn a_panic_of_a_protocol_under_the_driver_tells_everybody() {
+fn panic_under_the_driver_notifies_every_caller() {
     run("driver", async {
         let pair = Pair::new("mem").await;
         pair.client.with(|probe| probe.bomb = Some(13));

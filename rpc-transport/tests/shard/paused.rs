@@ -1,5 +1,5 @@
-//! Time is tokio's: a test may pause it. And a driver that has nothing to wait for leaves its thread to
-//! others between any two of its polls.
+//! Time is tokio's: a test may pause it. And a driver without work yields its thread to other tasks
+//! between any two of its polls.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use rpc_transport::connect::error::CloseCause;
 use rpc_transport::connect::schemes;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::engine::clock;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::LinkConfig;
@@ -47,9 +47,9 @@ impl Future for Counted {
     }
 }
 
-/// It neither hung nor spun: it did both when virtual time had passed the first keep-alive.
+/// A regression: after the first keep-alive in virtual time, it hung and spun.
 #[test]
-fn an_idle_pair_lives_for_an_hour_of_virtual_time() {
+fn idle_pair_lives_an_hour_of_virtual_time() {
     for wire in WIRES {
         run_on_one_thread("idle hour", async {
             let options = Options::alike(LinkConfig::default());
@@ -70,7 +70,7 @@ fn an_idle_pair_lives_for_an_hour_of_virtual_time() {
 }
 
 #[test]
-fn a_deadline_takes_its_virtual_time_and_no_other() {
+fn deadline_takes_exactly_its_virtual_time() {
     for mode in MODES {
         run_on_one_thread("deadline", async move {
             let pair = Pair::with("mem", &Options { mode, ..Options::default() }).await;
@@ -85,10 +85,10 @@ fn a_deadline_takes_its_virtual_time_and_no_other() {
     }
 }
 
-/// A paused clock jumps to the next timer when every task sleeps: what one sent to another has to wake
-/// that before.
+/// A paused clock jumps to the next timer when every task sleeps: a message between two tasks has
+/// to wake the receiver before that.
 #[test]
-fn a_paused_clock_does_not_jump_while_messages_are_under_way() {
+fn paused_clock_stands_while_messages_are_pending() {
     for wire in WIRES {
         for mode in MODES {
             run_on_one_thread("echo", async move {
@@ -100,7 +100,7 @@ fn a_paused_clock_does_not_jump_while_messages_are_under_way() {
                         pair.client.send(&pattern(1, len));
                         let echo = timeout(HOUR, pair.client.next()).await;
                         assert_eq!(echo.expect("the clock jumped").len(), len);
-                        // Now and then everybody sleeps in between.
+                        // Now and then every task sleeps in between.
                         sleep(Duration::from_secs(u64::from(len % 10 == 0))).await;
                     }
                     pair
@@ -134,10 +134,10 @@ async fn take_turns() {
     }
 }
 
-/// Two busy drivers share a thread with the main future, with tasks, and with a `LocalSet`: none has
-/// many polls for one of another.
+/// Two busy drivers share a thread with the main future, with tasks, and with a `LocalSet`: none
+/// gets many polls for one of another.
 #[test]
-fn busy_drivers_leave_the_thread_to_others_between_any_two_polls() {
+fn busy_drivers_yield_the_thread_between_polls() {
     run_on_one_thread("turns", async {
         let main = polls_beside(take_turns).await;
         let task = polls_beside(|| async { tokio::spawn(take_turns()).await.unwrap() }).await;
@@ -154,9 +154,9 @@ fn busy_drivers_leave_the_thread_to_others_between_any_two_polls() {
     });
 }
 
-/// What a process finds lost when it goes on after a stop is put down to its own silence.
+/// A connection that a process finds lost after it was stopped is attributed to its own silence.
 #[test]
-fn an_end_that_did_not_run_says_so_when_it_finds_its_peer_gone() {
+fn stalled_end_reports_itself_with_the_lost_peer() {
     for wire in WIRES {
         run_on_one_thread("own silence", async {
             let options = Options::alike(LinkConfig::default());
@@ -164,7 +164,7 @@ fn an_end_that_did_not_run_says_so_when_it_finds_its_peer_gone() {
             let mut ours = ByHand::new(ours);
             ours.until_parked(&client.shard);
             pause();
-            // Stopped; the peer gives up and leaves meanwhile.
+            // Stopped; the peer gives up and leaves in the meantime.
             advance(Duration::from_secs(40)).await;
             drop(theirs);
             drop(server);
@@ -186,10 +186,10 @@ fn work() {
     }
 }
 
-/// A connection that was quiet for long is looked at by time: it was looked at once in 256 polls, each
-/// of which gave the busy ones beside it 64 messages to work on.
+/// A regression: a connection that was quiet for long is polled by time. It was polled once in 256
+/// polls, each of which gave the busy connections 64 messages to process.
 #[test]
-fn a_quiet_connection_is_served_soon_beside_one_that_keeps_the_handlers_busy() {
+fn busy_connection_does_not_delay_a_quiet_one() {
     run_on_one_thread("cold", async {
         let options = Options { mode: PollMode::Busy, ..Options::default() };
         let mut listener = schemes::listen(&fresh_address("mem")).await.unwrap();
@@ -202,7 +202,7 @@ fn a_quiet_connection_is_served_soon_beside_one_that_keeps_the_handlers_busy() {
         let (cold, waiting) = join(&near, &far, &mut *listener, &options).await;
         served.with(|probe| probe.works = Some(work));
         let [mut ours, mut theirs] = [near_driver, far_driver].map(ByHand::new);
-        // Quiet for long enough to be looked at no more in each poll.
+        // Quiet for so long that not every poll visits it.
         for _ in 0..2000 {
             let _ = (ours.poll(), theirs.poll());
         }

@@ -1,22 +1,22 @@
-//! A small protocol to test the movers of bytes with: it keeps or echoes what arrives, and tells
-//! every change to whoever waits.
+//! A small protocol to test the data movers with: it keeps or echoes arriving messages, and
+//! notifies waiting tasks of every change.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use rpc_transport::connect::error::CloseCause;
 use rpc_transport::device::PeerIdentity;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::engine::executor::Executor;
 use rpc_transport::engine::shard::State;
-use rpc_transport::engine::upper::{Outside, Protocol, Revoke, Submission};
+use rpc_transport::engine::upper::{Outside, Revoke, Submission, UpperLayer};
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
-use rpc_transport::protocol::link::{Lane, SubmitError};
+use rpc_transport::protocol::link::{Lane, SubmitError, Waiting};
 use tokio::sync::Notify;
 
-/// What a probe does with a message.
+/// The treatment of a message by a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Habit {
     /// Keeps it in its inbox.
@@ -31,24 +31,27 @@ pub(crate) enum Habit {
 pub(crate) struct Probe {
     pub(crate) habit: Habit,
     pub(crate) inbox: VecDeque<Message>,
-    /// Due dates; each is taken out when it has passed.
+    /// Due dates; each is removed once it has passed.
     pub(crate) deadlines: Vec<Instant>,
-    /// Messages of this length are answered with a broken rule.
+    /// Messages of this length are answered with a violation.
     pub(crate) hates: Option<usize>,
     /// Messages of this length make `on_message` panic.
     pub(crate) bomb: Option<usize>,
-    /// Most messages that the peer may make wait.
+    /// How many messages from the peer may wait.
     pub(crate) backlog: usize,
+    /// Messages that it sends between two reports of pending messages, and the number left.
+    pub(crate) per_report: u32,
+    left: u32,
     pub(crate) outbox: VecDeque<Submission>,
     pub(crate) actions: VecDeque<Action>,
-    /// Run behind each message.
+    /// Runs after each message.
     pub(crate) works: Option<fn()>,
-    /// Run behind the next message.
+    /// Runs after the next message.
     pub(crate) blocks_next: Option<Box<dyn FnOnce() + Send>>,
     record: Arc<Record>,
 }
 
-/// What has happened to a probe; outlives it.
+/// The events of a probe; outlives it.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
     pub(crate) changed: Notify,
@@ -71,7 +74,7 @@ impl Record {
     }
 }
 
-/// What a probe wants done outside the lock.
+/// Effects of a probe to run outside the lock.
 pub(crate) enum Action {
     Changed(Arc<Record>),
     Run(Box<dyn FnOnce() + Send>),
@@ -86,6 +89,8 @@ impl Probe {
             hates: None,
             bomb: None,
             backlog: usize::MAX,
+            per_report: u32::MAX,
+            left: 1,
             outbox: VecDeque::new(),
             actions: VecDeque::new(),
             works: None,
@@ -115,11 +120,21 @@ impl Probe {
     }
 }
 
-impl Protocol for Probe {
+impl UpperLayer for Probe {
     type Action = Action;
 
     fn may_transmit(&self) -> bool {
-        !self.outbox.is_empty()
+        !self.outbox.is_empty() && self.left > 0
+    }
+
+    fn wants_waiting(&self) -> bool {
+        self.left == 0
+    }
+
+    fn on_waiting(&mut self, _: Waiting) -> bool {
+        let held_back = self.left == 0 && !self.outbox.is_empty();
+        self.left = self.per_report;
+        held_back
     }
 
     fn on_established(&mut self, _: ConnectionKey, _: &PeerIdentity, _: u64) {
@@ -153,7 +168,9 @@ impl Protocol for Probe {
     }
 
     fn poll_transmit(&mut self) -> Option<Submission> {
-        self.outbox.pop_front()
+        let submission = self.outbox.pop_front()?;
+        self.left -= 1;
+        Some(submission)
     }
 
     fn most_queued(&self) -> usize {

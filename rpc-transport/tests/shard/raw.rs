@@ -34,11 +34,10 @@ impl Raw {
         config: &LinkConfig,
         probe: Probe,
     ) -> (Self, End) {
-        let features = Features::ARENA.with(Features::RETURNS);
-        Self::connect_with(features, server, listener, config, probe).await
+        Self::connect_with(Features::ARENA, server, listener, config, probe).await
     }
 
-    /// The same as a peer that has these features.
+    /// Connects as a peer that has these features.
     pub(crate) async fn connect_with(
         features: Features,
         server: &ProbeShard,
@@ -100,12 +99,12 @@ impl Raw {
         self.cq.destroy_qp(self.qp).unwrap();
     }
 
-    /// The frames that have arrived since this was called last, waiting for one at least.
+    /// The frames that have arrived since the last call; waits for at least one.
     pub(crate) async fn frames(&mut self) -> Vec<Frame> {
         loop {
             self.cq.poll(&mut self.completions, 64).unwrap();
             let parsed = |done: Completion| {
-                // What is flushed behind the last frame is none.
+                // RECVs flushed after the last frame carry none.
                 let buffer = done.buffer.filter(|_| done.status == Status::Success)?;
                 let frame = &buffer[..done.byte_len as usize];
                 Some(frame::parse(frame, done.imm, Features::ARENA).unwrap().0)
@@ -118,7 +117,7 @@ impl Raw {
         }
     }
 
-    /// Takes for ever what arrives.
+    /// Receives without end.
     pub(crate) async fn listen(&mut self) {
         loop {
             self.poll();

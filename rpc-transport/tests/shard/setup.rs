@@ -20,12 +20,12 @@ use crate::world::{End, Options, ProbeShard, WIRES, fresh_address, join, run, sh
 
 const FAR: Duration = Duration::from_secs(3600);
 
-/// A shard for two connections, with its driver at work.
+/// A shard for two connections, with its driver running.
 fn driven(device: &Arc<dyn rpc_transport::device::Device>) -> (ProbeShard, JoinHandle<()>) {
     driven_for(device, 2)
 }
 
-/// The same for so many connections.
+/// A shard for `connections` connections, with its driver running.
 fn driven_for(
     device: &Arc<dyn rpc_transport::device::Device>,
     connections: u32,
@@ -63,9 +63,10 @@ async fn on_device(faults: &Arc<Faults>) -> (End, JoinHandle<()>, End, Box<dyn L
     (near, driver, far, listener)
 }
 
-/// A NIC takes milliseconds to create a queue pair, and the connections of its shard waited for that.
+/// A regression: a NIC takes milliseconds to create a queue pair, and the connections of its shard
+/// waited for that.
 #[test]
-fn a_shard_serves_while_the_device_creates_a_queue_pair() {
+fn shard_serves_during_queue_pair_creation() {
     run("slow commands", async {
         // The first connection's queue pair needs no time.
         let commands = Some(Semaphore::new(1));
@@ -100,7 +101,8 @@ fn a_shard_serves_while_the_device_creates_a_queue_pair() {
     });
 }
 
-/// The driver of a dead CQ looked again without a pause, as long as anybody held a connection.
+/// A regression: the driver of a dead CQ polled again without a pause, for as long as anybody held
+/// a connection.
 #[test]
 fn the_driver_of_a_dead_cq_ends() {
     run("dead CQ", async {
@@ -116,20 +118,17 @@ fn the_driver_of_a_dead_cq_ends() {
         client.gone().await;
         driver.await.unwrap();
         crate::world::assert_home(&pools);
-        assert!(
-            !client.shard.has_room_for(1, 1, &LinkConfig::default()),
-            "nobody drives it any more"
-        );
+        assert!(!client.shard.has_room_for(1, 1), "nobody drives it any more");
         client.shard.release(client.key);
         assert_eq!(client.shard.stats().entries, 0);
         server.cause().await;
     });
 }
 
-/// When no RECV could be posted, nothing would ever complete on the new queue pair, and nobody
-/// looked at it again.
+/// A regression: without any RECV posted nothing would ever complete on the new queue pair, and
+/// nobody checked it again.
 #[test]
-fn a_queue_pair_without_any_recv_is_not_forgotten() {
+fn queue_pair_without_recvs_is_not_forgotten() {
     run("no RECV", async {
         let faults = Arc::<Faults>::default();
         Faults::set(&faults.no_recvs);
@@ -151,7 +150,7 @@ fn a_queue_pair_without_any_recv_is_not_forgotten() {
     });
 }
 
-/// A CQ takes no more connections than it has room for, and both sides hear why.
+/// A CQ takes no more connections than it has room for, and both sides learn why.
 #[test]
 fn a_full_cq_refuses_with_its_name() {
     run("full", async {
@@ -166,7 +165,7 @@ fn a_full_cq_refuses_with_its_name() {
             let (_first, _) = join(&large, &small, &mut *listener, &options).await;
             let config = LinkConfig::default();
             let needed = completions_per_connection(&config);
-            let has_room = |shard: &ProbeShard| shard.has_room_for(1, needed, &config);
+            let has_room = |shard: &ProbeShard| shard.has_room_for(1, needed);
             assert!(!has_room(&small) && has_room(&large));
             let probe = || Probe::new(Habit::Keep);
             let connect = large.connect(outgoing, &address, &config, FAR, probe());
@@ -176,8 +175,8 @@ fn a_full_cq_refuses_with_its_name() {
             };
             let (connected, accepted) = tokio::join!(connect, accept);
             let room = format!(
-                "completion queue of {needed} entries has no room for a queue pair of {needed} \
-                 more ({needed} used)"
+                "a completion queue of {needed} entries, {needed} in use, has no room for a queue \
+                 pair with {needed} entries"
             );
             assert_eq!(accepted.unwrap_err().to_string(), room);
             let refused = connected.unwrap_err().to_string();
@@ -185,7 +184,7 @@ fn a_full_cq_refuses_with_its_name() {
                 refused.contains(&format!("completion queue of {needed} entries")),
                 "{refused}"
             );
-            // The other side round: connecting from a full one.
+            // In the other direction: connecting from a full one.
             let outgoing = schemes::resolve(&address).await.unwrap().outgoing;
             let refused = small.connect(outgoing, &address, &config, FAR, probe()).await;
             assert_eq!(refused.unwrap_err().to_string(), room);
@@ -194,7 +193,7 @@ fn a_full_cq_refuses_with_its_name() {
     });
 }
 
-/// Set-up that outlives its driver said that there was no such queue pair.
+/// A regression: set-up that outlived its driver reported that there was no such queue pair.
 #[test]
 fn set_up_without_a_driver_says_so() {
     run("no driver", async {
@@ -223,10 +222,10 @@ fn set_up_without_a_driver_says_so() {
     });
 }
 
-/// A connection that was accepted after the shutdown had nobody to end it. And the reason that the
-/// caller gets was another one once the driver had ended.
+/// A regression: a connection that was accepted after the shutdown had nobody to end it. And the
+/// caller's error changed once the driver had ended.
 #[test]
-fn a_shard_that_is_shut_down_takes_no_connection() {
+fn shut_down_shard_takes_no_connection() {
     run("shut down", async {
         let listener = schemes::listen(&fresh_address("mem")).await.unwrap();
         let address = listener.local_address();
@@ -248,7 +247,7 @@ fn a_shard_that_is_shut_down_takes_no_connection() {
     });
 }
 
-/// Memory of one connection is nobody else's, where that was asked for.
+/// Connections with isolated memory share it with no other connection.
 #[test]
 fn connections_share_a_domain_unless_they_are_isolated() {
     run("isolation", async {
@@ -280,10 +279,10 @@ fn connections_share_a_domain_unless_they_are_isolated() {
     });
 }
 
-/// A WR counted before it was posted: one that the device refused was waited for, and the queue pair
-/// destroyed five seconds later as if its flush were missing.
+/// A regression: a WR was counted before it was posted. One that the device refused was awaited,
+/// and the queue pair was destroyed five seconds later as if its flush were missing.
 #[test]
-fn a_send_that_is_refused_is_not_waited_for() {
+fn refused_send_is_not_awaited() {
     run("refused send", async {
         let (client, driver, faults, server, _listener) = on_faulty_device().await;
         let (gone, is_gone) = std::sync::mpsc::channel();
@@ -302,12 +301,12 @@ fn a_send_that_is_refused_is_not_waited_for() {
     });
 }
 
-/// A message that the link does not take any more was dropped under the lock.
+/// A regression: a message that the link no longer accepts was dropped under the lock.
 #[test]
-fn a_message_that_is_refused_leaves_the_lock_first() {
+fn refused_message_is_dropped_outside_the_lock() {
     run("refused message", async {
         for wire in WIRES {
-            // Nobody completes the Close meanwhile.
+            // Nobody completes the Close in the meantime.
             let (client, server, drivers, _listener) = unspawned(wire, &Options::default()).await;
             let (gone, is_gone) = std::sync::mpsc::channel();
             client.shard.close(client.key, CloseReason::new(CloseCode::Normal, ""));

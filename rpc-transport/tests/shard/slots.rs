@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rpc_transport::connect::error::CloseCause;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::device::fault::FaultPlan;
 use rpc_transport::engine::upper::Submission;
 use rpc_transport::memory::region::{Access, MemoryRegion};
@@ -15,7 +15,7 @@ use rpc_transport::protocol::link::{Lane, Revoked};
 use crate::parts::{KEEP, shared, warm_up};
 use crate::world::{End, Options, Pair, WIRES, pattern, run};
 
-/// Says when it is dropped.
+/// Reports when it is dropped.
 struct Owner(Arc<AtomicBool>);
 
 impl Drop for Owner {
@@ -98,7 +98,7 @@ fn an_answer_lands_in_the_callers_memory() {
                 assert_eq!(*reply, *b"answer");
                 let payload = reply.take_tail().unwrap();
                 assert!(!payload.is_private());
-                assert!(payload.to_vec() == tail, "{wire}");
+                assert!(payload.to_vec().unwrap() == tail, "{wire}");
                 assert!(slot.bytes()[..tail.len()] == tail, "{wire}: it lies in the slot");
                 assert!(!slot.is_free(), "a payload lies there");
                 drop(payload);
@@ -139,7 +139,7 @@ fn an_answer_of_many_pieces_lands_in_one() {
                     let mut reply = pair.client.next().await;
                     assert!(*reply == pattern(2, head)[..]);
                     let payload = reply.take_tail().unwrap();
-                    assert!(payload.to_vec() == tail, "{wire} {buffer} {head}");
+                    assert!(payload.to_vec().unwrap() == tail, "{wire} {buffer} {head}");
                     assert!(slot.bytes()[..tail.len()] == tail, "{wire}: it lies in the slot");
                     drop(payload);
                     slot.freed().await;
@@ -150,9 +150,9 @@ fn an_answer_of_many_pieces_lands_in_one() {
     });
 }
 
-/// Whoever gives a call up has to wait for the proof: till then its memory counts.
+/// A caller that gives up a call has to wait for the proof; until then its memory counts.
 #[test]
-fn memory_that_the_peer_may_still_write_stays_within_the_budget() {
+fn peer_writable_memory_stays_within_the_budget() {
     run("budget", async {
         for wire in WIRES {
             let config = LinkConfig::default().keep_alive(None).reply_slot_bytes(8192);
@@ -178,7 +178,7 @@ fn memory_that_the_peer_may_still_write_stays_within_the_budget() {
 }
 
 #[test]
-fn an_answer_that_does_not_fit_goes_the_usual_way_and_frees_the_slot() {
+fn oversized_answer_frees_its_slot() {
     run("too long", async {
         for wire in WIRES {
             let pair = Pair::with(wire, &Options { habits: KEEP, ..Options::default() }).await;
@@ -187,7 +187,7 @@ fn an_answer_that_does_not_fit_goes_the_usual_way_and_frees_the_slot() {
             let theirs = pair.server.next().await.take_slot().unwrap();
             answer(&pair.server, 1, theirs, pattern(3, 70_000));
             let payload = pair.client.next().await.take_tail().unwrap();
-            assert!(payload.to_vec() == pattern(3, 70_000));
+            assert!(payload.to_vec().unwrap() == pattern(3, 70_000));
             slot.freed().await;
             assert!(slot.bytes().iter().all(|byte| *byte == 0));
             drop(payload);
@@ -197,7 +197,7 @@ fn an_answer_that_does_not_fit_goes_the_usual_way_and_frees_the_slot() {
 }
 
 #[test]
-fn a_slot_that_is_not_used_comes_back_when_its_answerer_lets_go() {
+fn unused_slot_returns_with_its_answerer() {
     run("unused", async {
         for wire in WIRES {
             let pair = Pair::with(wire, &Options { habits: KEEP, ..Options::default() }).await;
@@ -216,10 +216,10 @@ fn a_slot_that_is_not_used_comes_back_when_its_answerer_lets_go() {
     });
 }
 
-/// The device of the answerer reads and writes late; its answer is taken back in the middle. The
-/// memory comes back only behind the last WRITE, so that what uses it next is never overwritten.
+/// The device of the answerer reads and writes late; its answer is revoked midway. The memory is
+/// returned only after the last WRITE, so that its next user is never overwritten.
 #[test]
-fn a_late_write_never_lands_in_memory_that_has_come_back() {
+fn late_write_never_lands_in_returned_memory() {
     run("late", async {
         for seed in 0..30 {
             let plan = FaultPlan::new(seed).touch_memory_late(60).delay_completions(20);
@@ -239,7 +239,7 @@ fn a_late_write_never_lands_in_memory_that_has_come_back() {
             }
             slot.freed().await;
             let as_it_came = slot.bytes();
-            // Now it is another call's.
+            // Now the memory belongs to another call.
             for _ in 0..50 {
                 pair.client.send(b"on");
                 pair.server.next().await;
@@ -255,7 +255,7 @@ fn a_late_write_never_lands_in_memory_that_has_come_back() {
 }
 
 #[test]
-fn the_end_of_a_connection_gives_slots_back_once_its_queue_pair_is_gone() {
+fn ended_connection_returns_slots_after_its_qp() {
     run("end", async {
         for wire in WIRES {
             let pair = Pair::with(wire, &Options { habits: KEEP, ..Options::default() }).await;

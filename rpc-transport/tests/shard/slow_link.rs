@@ -13,7 +13,7 @@ use tokio::time::{Instant, advance, pause};
 use crate::probe::{Habit, Probe};
 use crate::world::{End, fresh_address, run_on_one_thread, shard};
 
-/// What the link holds on its way, bytes.
+/// Bytes that the link holds in transit.
 const BUFFER: u32 = 16 << 10;
 const TICK: Duration = Duration::from_millis(100);
 /// Bytes that it carries each way in a tick.
@@ -23,12 +23,12 @@ const SECOND: Duration = Duration::from_secs(1);
 /// One direction of the link.
 #[derive(Default)]
 struct Direction {
-    /// Read, and not written.
+    /// Read, and not yet written.
     held: Vec<u8>,
 }
 
 impl Direction {
-    /// Carries what the sockets give and take at once; how many bytes have come.
+    /// Carries what the sockets give and take at once; returns how many bytes have come.
     fn carry(&mut self, from: &TcpStream, to: &TcpStream) -> usize {
         let mut bytes = [0; TICK_BYTES];
         let room = TICK_BYTES - self.held.len();
@@ -57,7 +57,7 @@ struct Link {
 }
 
 impl Link {
-    /// Carries a tick's bytes; how many have come from the client.
+    /// Carries a tick's bytes; returns how many have come from the client.
     fn tick(&mut self) -> usize {
         self.down.carry(&self.far, &self.near);
         self.up.carry(&self.near, &self.far)
@@ -121,10 +121,10 @@ fn small_socket() -> TcpSocket {
     socket
 }
 
-/// It was given up after 25 seconds. A tick passes when bytes have come, as the kernel's own time is
-/// not virtual.
+/// A regression: it was given up after 25 seconds. A tick passes when bytes have come, since the
+/// kernel's own time is not virtual.
 #[test]
-fn a_large_message_over_a_slow_link_arrives_however_long_it_takes() {
+fn large_message_arrives_over_a_slow_link() {
     run_on_one_thread("slow link", async {
         let ([client, server], mut link) = linked().await;
         pause();

@@ -13,9 +13,9 @@ const MILL: Duration = Duration::from_millis(1);
 const FAR: Duration = Duration::from_secs(3600);
 
 /// A sleeping driver holds a timer for the earliest deadline that it knew of. An earlier one must
-/// wake it, as nothing else will.
+/// wake it, since nothing else will.
 #[test]
-fn a_deadline_earlier_than_the_one_slept_on_wakes_the_driver() {
+fn earlier_deadline_wakes_the_driver() {
     run_on_one_thread("deadline", async {
         pause();
         let pair = Pair::new("mem").await;
@@ -31,7 +31,7 @@ fn a_deadline_earlier_than_the_one_slept_on_wakes_the_driver() {
     });
 }
 
-/// A far deadline was put into the heap again each time that a near one had passed.
+/// A regression: a far deadline was pushed to the heap again each time that a near one had passed.
 #[test]
 fn deadlines_do_not_pile_up() {
     run_on_one_thread("pile", async {
@@ -43,7 +43,7 @@ fn deadlines_do_not_pile_up() {
             pair.client.until(|end| (end.events().timeouts >= passed).then_some(())).await;
             assert_eq!(pair.client.shard.stats().deadlines, 1);
         }
-        // Ever earlier ones replace each other, too.
+        // Ever earlier deadlines replace each other too.
         for sooner in 1..100 {
             pair.client.with(|probe| probe.deadlines.push(clock::now() + FAR - sooner * MILL));
             assert_eq!(pair.client.shard.stats().deadlines, 1);
@@ -52,10 +52,10 @@ fn deadlines_do_not_pile_up() {
     });
 }
 
-/// The Pong lies in the queue when a process that was stopped goes on: it is taken in before the
-/// peer's silence is judged.
+/// The Pong lies in the queue when a stopped process continues: it is received before the peer's
+/// silence is judged.
 #[test]
-fn a_pause_of_this_process_is_not_the_peers_death() {
+fn local_pause_is_not_the_peers_death() {
     run_on_one_thread("pause", async {
         let silent = LinkConfig::default().keep_alive(None);
         let asking = LinkConfig::default().keep_alive(Some(20 * MILL));
@@ -84,9 +84,9 @@ fn a_pause_of_this_process_is_not_the_peers_death() {
     });
 }
 
-/// A Pong brings the next Ping nearer than the patience that is left for the one before it.
+/// A Pong brings the next Ping nearer than the remaining patience for the previous one.
 #[test]
-fn pings_go_on_when_the_patience_is_longer_than_the_interval() {
+fn pings_continue_if_patience_exceeds_the_interval() {
     run_on_one_thread("pings", async {
         pause();
         let silent = LinkConfig::default().keep_alive(None);
@@ -101,9 +101,9 @@ fn pings_go_on_when_the_patience_is_longer_than_the_interval() {
     });
 }
 
-/// A peer that is there and does nothing any more is found out, at the end that asks.
+/// A peer that is present but inactive is detected, at the end that asks.
 #[test]
-fn a_peer_that_does_not_answer_is_declared_dead() {
+fn unanswering_peer_is_declared_dead() {
     run_on_one_thread("silent peer", async {
         pause();
         let silent = LinkConfig::default().keep_alive(None);

@@ -1,4 +1,4 @@
-//! Messages of all sizes, both ways, and everything home afterwards.
+//! Messages of all sizes, both ways, after which every buffer is returned.
 
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::LinkConfig;
@@ -13,7 +13,7 @@ fn length(random: &mut Random) -> usize {
     random.below(limit) as usize
 }
 
-/// Thousands of messages there and back, a few in flight at a time.
+/// Thousands of messages in both directions, a few in flight at a time.
 async fn echo_all(wire: &str, mode: PollMode, count: u64) {
     let seed = variable("MODEL_SEED").unwrap_or(7);
     let _print = PrintSeed::new(seed);
@@ -56,7 +56,7 @@ fn messages_of_all_sizes_come_back_over_tcp() {
 }
 
 #[test]
-fn messages_of_all_sizes_come_back_in_event_mode() {
+fn messages_of_all_sizes_return_in_event_mode() {
     run("event", async {
         for wire in WIRES {
             echo_all(wire, PollMode::Event, 600).await;
@@ -65,7 +65,7 @@ fn messages_of_all_sizes_come_back_in_event_mode() {
 }
 
 #[test]
-fn messages_of_all_sizes_come_back_in_busy_mode() {
+fn messages_of_all_sizes_return_in_busy_mode() {
     run("busy", async {
         for wire in WIRES {
             echo_all(wire, PollMode::Busy, 300).await;
@@ -73,7 +73,7 @@ fn messages_of_all_sizes_come_back_in_busy_mode() {
     });
 }
 
-/// A message of no bytes is a message.
+/// A message without bytes is delivered.
 #[test]
 fn an_empty_message_arrives() {
     run("empty", async {
@@ -88,7 +88,7 @@ fn an_empty_message_arrives() {
 
 /// Every hand-off of the sleeping driver, thousands of times: a lost wake-up hangs.
 #[test]
-fn no_wake_up_is_lost_in_thousands_of_ping_pongs() {
+fn thousands_of_ping_pongs_lose_no_wakeup() {
     run("ping-pong", async {
         for wire in WIRES {
             let pair = Pair::new(wire).await;
@@ -101,9 +101,9 @@ fn no_wake_up_is_lost_in_thousands_of_ping_pongs() {
     });
 }
 
-/// One way only: all that brings credits back are acks, and the idle ones when both ends sleep.
+/// One way only: acks, and idle acks when both ends sleep, are the only source of credits.
 #[test]
-fn a_one_way_stream_never_runs_dry_of_credits() {
+fn one_way_stream_never_runs_out_of_credits() {
     run("one way", async {
         for wire in WIRES {
             for window in [1, 2, 3, 8] {
@@ -126,7 +126,7 @@ fn a_one_way_stream_never_runs_dry_of_credits() {
 /// Lent buffers come out of the spare ones only: with all of them held for ever, messages are
 /// copied and the window stays posted.
 #[test]
-fn lent_buffers_held_for_ever_never_starve_the_ring() {
+fn lent_buffers_never_starve_the_ring() {
     run("lent", async {
         for wire in WIRES {
             let options = Options { habits: [Habit::Keep, Habit::Keep], ..Options::default() };
@@ -141,7 +141,7 @@ fn lent_buffers_held_for_ever_never_starve_the_ring() {
             for (number, message) in (0..).zip(&held) {
                 assert_eq!(**message, pattern(number, 4000)[..], "nobody wrote into it");
             }
-            // What is held survives its connection.
+            // Held buffers survive their connection.
             let pools = pair.server.pools();
             pair.client.shard.release(pair.client.key);
             pair.client.gone().await;
@@ -157,7 +157,7 @@ fn lent_buffers_held_for_ever_never_starve_the_ring() {
     });
 }
 
-/// What was queued before an orderly close is delivered, whatever its size.
+/// Messages queued before an orderly close are delivered, whatever their size.
 #[test]
 fn an_orderly_close_sends_what_is_queued() {
     run("close", async {

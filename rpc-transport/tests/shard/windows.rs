@@ -14,13 +14,13 @@ use tokio::time::{advance, pause};
 
 use crate::world::{ByHand, End, Options, Pair, WIRES, pattern, run, run_on_one_thread, unspawned};
 
-/// What an end offers now, and what it has seen the other offer.
+/// An end's current offer, and the other end's offer as last seen.
 pub(crate) fn windows(end: &End) -> (u16, u16) {
     let counters = end.shard.link_metrics(end.key).expect("it is up").counters;
     (counters.local_window, counters.remote_window)
 }
 
-/// Receive buffers that are not at home: posted, kept back or lent.
+/// Receive buffers outside their pool: posted, kept back or lent.
 pub(crate) fn out(end: &End, config: &LinkConfig) -> usize {
     let pool = receive_pool(end, config);
     pool.count() as usize - pool.free_count()
@@ -32,7 +32,7 @@ fn receive_pool(end: &End, config: &LinkConfig) -> BufferPool {
 }
 
 #[test]
-fn a_connection_that_works_lightly_keeps_the_window_that_it_began_with() {
+fn lightly_used_connection_keeps_its_first_window() {
     run("a_connection_that_works_lightly", async {
         for wire in WIRES {
             let options = Options::default();
@@ -52,7 +52,7 @@ fn a_connection_that_works_lightly_keeps_the_window_that_it_began_with() {
 }
 
 #[test]
-fn windows_grow_to_what_was_offered_where_they_are_used_up() {
+fn exhausted_windows_grow_up_to_the_offer() {
     run("windows_grow_to_what_was_offered", async {
         for wire in WIRES {
             for credits in [64, 100] {
@@ -75,7 +75,7 @@ fn windows_grow_to_what_was_offered_where_they_are_used_up() {
 }
 
 #[test]
-fn buffers_that_are_lent_do_not_keep_a_window_from_growing() {
+fn lent_buffers_do_not_stop_window_growth() {
     run("buffers_that_are_lent", async {
         for wire in WIRES {
             let config = LinkConfig::default().keep_alive(None);
@@ -83,7 +83,7 @@ fn buffers_that_are_lent_do_not_keep_a_window_from_growing() {
             let pair = Pair::with(wire, &Options { habits, ..Options::alike(config) }).await;
             let long = vec![7; 6000];
             let mut sent = 0;
-            // More than can be lent, one at a time, so that the window has its first size.
+            // More than can be lent, one at a time, so that the window keeps its first size.
             for _ in 0..100 {
                 pair.client.send(&long);
                 sent += 1;
@@ -105,10 +105,10 @@ pub(crate) fn pages(end: &End) -> usize {
     receive_pool(end, &LinkConfig::default()).resident_pages()
 }
 
-/// Pings and Pongs were written to one receive buffer after the other, so that an idle connection came to
-/// hold the memory of all.
+/// A regression: Pings and Pongs were written to one receive buffer after the other, so that an
+/// idle connection came to hold the memory of all of them.
 #[test]
-fn a_connection_that_is_quiet_gives_the_memory_of_its_receive_buffers_back() {
+fn quiet_connection_releases_receive_buffer_pages() {
     const QUIET_TURNS: u32 = 30;
     run_on_one_thread("a_connection_that_is_quiet", async {
         for wire in WIRES {
@@ -151,9 +151,9 @@ fn a_connection_that_is_quiet_gives_the_memory_of_its_receive_buffers_back() {
     });
 }
 
-/// A connection pinned the receive buffers of the largest window from set-up on.
+/// A regression: a connection pinned the receive buffers of the largest window from set-up on.
 #[test]
-fn on_a_nic_receive_buffers_are_pinned_as_windows_grow_and_there_is_memory() {
+fn nic_receive_buffers_are_pinned_on_window_growth() {
     run("receive_buffers_are_pinned", async {
         let config = LinkConfig::default().keep_alive(None);
         let limits = [(); 2].map(|()| MemoryBudget::new(64 << 20));
@@ -184,13 +184,13 @@ fn on_a_nic_receive_buffers_are_pinned_as_windows_grow_and_there_is_memory() {
     });
 }
 
-/// What a NIC locks for a connection that is idle, or has one short message on its way at a time, with
-/// a completion queue to itself, bytes.
+/// Bytes that a NIC locks for a connection with a completion queue of its own that is idle, or has
+/// one short message in flight at a time.
 const IDLE_BYTES: u64 = 108 << 10;
 
-/// Four buffers lay ready to send from, and all of them had 8 KiB.
+/// A regression: four send buffers were kept ready, and all of them had 8 KiB.
 #[test]
-fn an_idle_connection_locks_little_on_every_kind_of_nic() {
+fn idle_connection_locks_little_on_every_nic() {
     run("an_idle_connection_locks_little", async {
         for profile in PROFILES.into_iter().filter(|profile| profile.has_rc) {
             let config = LinkConfig::default().keep_alive(None);
@@ -204,7 +204,7 @@ fn an_idle_connection_locks_little_on_every_kind_of_nic() {
                 pair.client.send(b"one at a time");
                 pair.client.received(turn).await;
             }
-            // A device that takes nothing inline sends from buffers, and has some more then.
+            // A device without inline data sends from buffers, and then has some more of them.
             if profile.max_inline_bytes > 0 {
                 let used = limits.each_ref().map(MemoryBudget::used_bytes);
                 assert_eq!(used, idle, "{}", profile.driver);
@@ -214,7 +214,8 @@ fn an_idle_connection_locks_little_on_every_kind_of_nic() {
     });
 }
 
-/// Frames that `bytes` go in, between ends that nobody drives yet: so no credit comes back.
+/// Number of frames for `bytes` between two ends that nobody drives yet, so that no credit comes
+/// back.
 async fn frames(configs: [&LinkConfig; 2], faults: Option<&FaultPlan>, bytes: usize) -> u16 {
     let faults = faults.map(|plan| [plan.clone(), plan.clone()]);
     let options = Options { configs: configs.map(Clone::clone), faults, ..Options::default() };
@@ -236,7 +237,7 @@ async fn frames(configs: [&LinkConfig; 2], faults: Option<&FaultPlan>, bytes: us
 }
 
 #[test]
-fn frames_are_as_long_as_the_smaller_ends_buffers_which_are_half_on_a_nic_by_default() {
+fn frame_length_follows_the_smaller_ends_buffers() {
     run("frames_are_as_long", async {
         let default = LinkConfig::default().keep_alive(None);
         let [short, long] =

@@ -7,9 +7,9 @@ use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use rpc_transport::connect::address::Address;
-use rpc_transport::connect::error::CloseCause;
+use rpc_transport::address::Address;
 use rpc_transport::connect::schemes;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::device::fault::{self, FaultPlan};
 use rpc_transport::device::{Device, Listener, Outgoing};
 use rpc_transport::engine::connection_key::ConnectionKey;
@@ -29,7 +29,7 @@ use crate::random::Random;
 pub(crate) type ProbeShard = Arc<Shard<Probe>>;
 pub(crate) type ProbeDriver = Driver<Probe, Runner>;
 
-/// Nothing here takes longer; what does hangs, and is killed.
+/// Nothing here takes longer; a test that does hangs, and is killed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs a test on two threads, and kills the process if it does not end.
@@ -40,16 +40,16 @@ pub(crate) fn run(name: &str, test: impl Future<Output = ()>) {
     runtime.block_on(test);
 }
 
-/// Runs a test on one thread, as a clock that is paused needs it.
+/// Runs a test on one thread, which a paused clock requires.
 pub(crate) fn run_on_one_thread(name: &str, test: impl Future<Output = ()>) {
     let _watchdog = Watchdog::start(name);
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
 }
 
-/// The wires that everything has to work on.
+/// The wires that all tests run on.
 pub(crate) const WIRES: [&str; 3] = ["mem", "shm", "tcp"];
 
-/// An address that nobody listens at.
+/// An unused address.
 pub(crate) fn fresh_address(wire: &str) -> Address {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!("shard-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -82,7 +82,7 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// Waits until `look` finds what it wants; called at every change.
+    /// Waits until `look` returns a value; it is called at every change.
     pub(crate) async fn until<R>(&self, mut look: impl FnMut(&Self) -> Option<R>) -> R {
         loop {
             let changed = self.record.changed.notified();
@@ -124,7 +124,7 @@ impl End {
     /// Waits until the connection's QP has been destroyed.
     pub(crate) async fn gone(&self) {
         self.until(|end| (end.events().released == 1).then_some(())).await;
-        assert_eq!(self.events().closed.len(), 1, "the end is told once");
+        assert_eq!(self.events().closed.len(), 1, "the end is reported once");
     }
 
     pub(crate) fn pools(&self) -> Vec<BufferPool> {
@@ -138,7 +138,7 @@ impl End {
     }
 }
 
-/// Checks that every buffer is at home.
+/// Checks that every buffer is in its pool.
 pub(crate) fn assert_home(pools: &[BufferPool]) {
     assert!(!pools.is_empty());
     for pool in pools {
@@ -146,14 +146,14 @@ pub(crate) fn assert_home(pools: &[BufferPool]) {
     }
 }
 
-/// What a pair of connected ends is made with.
+/// Parameters of a pair of connected ends.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
-    /// Of the client and the server, as everything here.
+    /// Of the client and the server, like all pairs here.
     pub(crate) configs: [LinkConfig; 2],
     pub(crate) mode: PollMode,
     pub(crate) habits: [Habit; 2],
-    /// What the device of each end does to it.
+    /// Faults of each end's device.
     pub(crate) faults: Option<[FaultPlan; 2]>,
 }
 
@@ -166,7 +166,7 @@ impl Options {
 
 impl Default for Options {
     fn default() -> Self {
-        // Silent but for what a test does.
+        // Silent except for the test's own messages.
         let config = LinkConfig::default().keep_alive(None);
         let configs = [config.clone(), config];
         Self { configs, mode: PollMode::Event, habits: [Habit::Keep, Habit::Echo], faults: None }
@@ -194,7 +194,8 @@ impl Pair {
         Self { client, server, drivers, receive_pools, _listener: listener }
     }
 
-    /// Releases both ends and waits until everything has come home and both drivers have ended.
+    /// Releases both ends and waits until every buffer has been returned and both drivers have
+    /// ended.
     pub(crate) async fn end(self) {
         let pools = [self.client.pools(), self.server.pools(), self.receive_pools].concat();
         self.client.leave().await;
@@ -296,7 +297,7 @@ pub(crate) async fn join(
     )
 }
 
-/// Bytes that differ from place to place and from message to message, up to 2 MiB.
+/// Bytes that differ by position and by message, up to 2 MiB.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     const SEEDS: usize = 4096;
     static BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| {

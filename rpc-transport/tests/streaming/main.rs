@@ -1,5 +1,5 @@
-//! Long tails stream through a small arena, and the memory of the process stays flat. Apart from the
-//! other tests, which use memory of the same process.
+//! Long tails stream through a small arena, and the memory of the process stays flat. Separate from
+//! the other tests, which use memory of their process.
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 #![allow(dead_code, reason = "shared with tests that use more of it")]
 
@@ -22,7 +22,7 @@ fn resident_bytes() -> u64 {
     pages * 4096
 }
 
-/// Sends the same bytes again and again, as one message, and reads them as they come.
+/// Sends the same bytes again and again, as one message, and reads them as they arrive.
 async fn stream(wire: &str, block: usize, count: usize) {
     let options = Options { habits: KEEP, ..Options::alike(streaming()) };
     let pair = Pair::with(wire, &options).await;
@@ -41,7 +41,7 @@ async fn stream(wire: &str, block: usize, count: usize) {
     while let Some(segment) = stream.next().await {
         let segment = segment.unwrap();
         let copy = &mut copy[..segment.len() as usize];
-        segment.copy_to(0, copy);
+        segment.copy_to(0, copy).unwrap();
         remote += u64::from(!segment.is_private());
         // A segment lies in one block or in two.
         let start = at as usize % block;
@@ -63,7 +63,7 @@ async fn stream(wire: &str, block: usize, count: usize) {
 
 /// `RPC_TEST_LONG=1`: five gibibytes through half a mebibyte.
 #[test]
-fn a_long_tail_streams_through_a_small_arena_with_flat_memory() {
+fn long_tail_streams_with_flat_memory() {
     for wire in WIRES {
         run("stream", stream(wire, 1 << 20, 300));
     }

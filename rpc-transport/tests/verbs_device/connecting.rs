@@ -1,12 +1,12 @@
-//! Addresses, listeners, and connections that come up or do not.
+//! Addresses, listeners, and connections that come up or fail.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::*;
 
 #[test]
-fn s18_a_port_without_listener_is_refused_at_once() {
-    shared!(s18_a_port_without_listener_is_refused_at_once);
+fn s18_port_without_listener_is_refused_at_once() {
+    shared!(s18_port_without_listener_is_refused_at_once);
     runtime().block_on(async {
         let error = connect_error(&VerbsConnector::default(), &here(1)).await;
         assert!(matches!(error, ConnectError::Refused { .. }), "{error}");
@@ -14,8 +14,8 @@ fn s18_a_port_without_listener_is_refused_at_once() {
 }
 
 #[test]
-fn s22_a_port_of_the_systems_choice_is_told_and_taken() {
-    shared!(s22_a_port_of_the_systems_choice_is_told_and_taken);
+fn s22_port_0_reports_the_chosen_port() {
+    shared!(s22_port_0_reports_the_chosen_port);
     let listener = listen_at("0.0.0.0", 0, SetupOptions::default());
     let port = port_of(&listener.local_address());
     assert_ne!(port, 0);
@@ -28,7 +28,7 @@ fn s22_a_port_of_the_systems_choice_is_told_and_taken() {
     });
 }
 
-/// Wildcard and specific, IPv4 and IPv6; `[::]` takes both, but over iWARP (S25).
+/// Wildcard and specific, IPv4 and IPv6; `[::]` takes both, except over iWARP (S25).
 #[test]
 fn s25_listeners_hear_what_they_are_bound_to() {
     shared!(s25_listeners_hear_what_they_are_bound_to);
@@ -91,8 +91,8 @@ fn an_address_chooses_the_device_and_the_source() {
 }
 
 #[test]
-fn a_device_or_source_that_is_not_there_is_told_with_what_there_is() {
-    shared!(a_device_or_source_that_is_not_there_is_told_with_what_there_is);
+fn missing_device_or_source_lists_the_valid_ones() {
+    shared!(missing_device_or_source_lists_the_valid_ones);
     let name = local_device().attributes().name.clone();
     let own = local_ip().to_string();
     runtime().block_on(async {
@@ -123,8 +123,8 @@ fn an_address_that_nobody_has_is_unreachable() {
             assert!(matches!(error, ConnectError::Unreachable { .. }), "{host}: {error}");
             assert!(error.to_string().contains(host), "{error}");
         }
-        // A neighbour that is not there: where addresses are resolved on the wire, nobody answers
-        // for it; where they are not (a dummy network device), nobody answers the request.
+        // An absent neighbour: where addresses are resolved on the wire, nobody answers for it;
+        // where they are not (a dummy network device), nobody answers the request.
         let mut options = quick();
         options.resolve_timeout = Duration::from_millis(500);
         let IpAddr::V4(own) = local_ip() else { unreachable!() };
@@ -138,10 +138,10 @@ fn an_address_that_nobody_has_is_unreachable() {
     });
 }
 
-/// Where connecting waits for the peer in the call (siw), it waits alone.
+/// If connecting waits for the peer in the call (siw), other connections continue.
 #[test]
-fn a_machine_that_is_not_there_holds_up_no_other_connection() {
-    shared!(a_machine_that_is_not_there_holds_up_no_other_connection);
+fn absent_host_delays_no_other_connection() {
+    shared!(absent_host_delays_no_other_connection);
     let IpAddr::V4(own) = local_ip() else { unreachable!() };
     let [a, b, c, _] = own.octets();
     let mut options = SetupOptions::default();
@@ -173,17 +173,18 @@ fn a_machine_that_is_not_there_holds_up_no_other_connection() {
     });
 }
 
-/// Over iWARP the kernel keeps who destroys the id of an attempt, until its peer answers (siw: or 10 s have passed).
+/// Over iWARP the kernel blocks the thread that destroys the id of an attempt, until its peer
+/// answers (siw: or 10 s have passed).
 #[test]
-fn an_attempt_that_was_given_up_holds_up_no_other_connection() {
-    alone!(an_attempt_that_was_given_up_holds_up_no_other_connection);
+fn abandoned_attempt_delays_no_other_connection() {
+    alone!(abandoned_attempt_delays_no_other_connection);
     assert!(wait_for_teardown(PATIENCE), "something of other tests is not destroyed");
     let silent = std::net::TcpListener::bind((local_ip(), 0)).unwrap();
     runtime().block_on(async {
         let connector = VerbsConnector::new(quick());
         let to = here(silent.local_addr().unwrap().port());
         let mut outgoing = connector.resolve(&to).await.unwrap();
-        // They stay: a queue pair that is destroyed ends the wait.
+        // They stay alive: destroying a queue pair ends the wait.
         let _objects = with_qp(&mut outgoing);
         let error = outgoing.connect(b"").await.unwrap_err();
         let is_tcp = matches!(error, ConnectError::TimedOut { .. });
@@ -201,14 +202,14 @@ fn an_attempt_that_was_given_up_holds_up_no_other_connection() {
     });
 }
 
-/// Each takes a thread for as long as the kernel waits for its peer, or a place in line.
+/// Each takes a thread for as long as the kernel waits for its peer, or a place in the queue.
 #[test]
-fn with_too_many_attempts_that_were_given_up_no_request_is_taken() {
-    alone!(with_too_many_attempts_that_were_given_up_no_request_is_taken);
+fn too_many_abandoned_attempts_stop_new_requests() {
+    alone!(too_many_abandoned_attempts_stop_new_requests);
     if !is_iwarp() {
         return println!("not for this device: ids are destroyed at once");
     }
-    // As many as have threads, as many as may wait in line, and some more.
+    // As many as have threads, as many as may wait in the queue, and some more.
     const ATTEMPTS: usize = 64 + 256 + 40;
     assert!(wait_for_teardown(PATIENCE), "something of other tests is not destroyed");
     let silent = std::net::TcpListener::bind((local_ip(), 0)).unwrap();
@@ -222,7 +223,8 @@ fn with_too_many_attempts_that_were_given_up_no_request_is_taken() {
         let mut options = SetupOptions::default();
         options.connect_timeout = PATIENCE;
         let connector = VerbsConnector::new(options);
-        // They stay: a queue pair that is destroyed ends the wait. One queue is for all, as each is a file.
+        // They stay alive: destroying a queue pair ends the wait. One completion queue serves all,
+        // since each is a file.
         let room = 4 * u32::try_from(ATTEMPTS).unwrap();
         let all = Options { sends: room, recvs: 1, buffer_bytes: 64, ..own };
         let one = End::capacity(&Options { sends: 1, recvs: 1, ..own });
@@ -235,7 +237,7 @@ fn with_too_many_attempts_that_were_given_up_no_request_is_taken() {
         }
         let attempt = |outgoing: Box<dyn Outgoing>| async move { outgoing.connect(b"").await };
         let mut attempts: tokio::task::JoinSet<_> = prepared.into_iter().map(attempt).collect();
-        // siw gives a peer 10 s: they are given up as soon as all have been asked for.
+        // siw gives a peer 10 s: the attempts are given up as soon as all have begun.
         let peers = tokio::task::spawn_blocking(move || peers.join().unwrap());
         let peers = tokio::select! {
             biased;
@@ -257,8 +259,8 @@ fn with_too_many_attempts_that_were_given_up_no_request_is_taken() {
     });
 }
 
-/// rdma_cm chose a port at which TCP had a listener: one attempt of 360 failed, and its test waited for its peer for
-/// ever.
+/// A regression: rdma_cm chose a port at which TCP had a listener. One attempt of 360 failed, and
+/// its test waited for its peer for ever.
 #[test]
 fn ports_at_which_tcp_listens_are_not_chosen() {
     alone!(ports_at_which_tcp_listens_are_not_chosen);
@@ -300,8 +302,8 @@ fn a_listener_that_never_answers_is_given_up() {
         let error = error.unwrap_err();
         assert!(matches!(error, ConnectError::TimedOut { .. }), "{error}");
         drop(objects);
-        // The client is gone by now: accepting comes to nothing, and says so in time. Over iWARP the
-        // kernel may not have heard of it yet.
+        // The client is gone by now: accepting fails, and reports that in time. Over iWARP the
+        // kernel may not have noticed yet.
         let mut incoming = incoming.unwrap();
         let options = Options::default();
         let mut objects = End::objects(incoming.device(), &options);
@@ -331,7 +333,7 @@ fn requests_beyond_the_backlog_are_refused() {
         let connector = VerbsConnector::new(quick());
         let mut refused = 0;
         for _ in 0..6 {
-            // The first two wait until their own time is over.
+            // The first two wait until their own time limit.
             let error = connect_error(&connector, &address).await;
             refused += u32::from(matches!(error, ConnectError::Rejected { .. }));
         }
@@ -342,8 +344,8 @@ fn requests_beyond_the_backlog_are_refused() {
 
 /// The peer's end may be up, and send, before this one's owner knows of the connection.
 #[test]
-fn what_comes_before_the_connect_returns_waits_for_it() {
-    shared!(what_comes_before_the_connect_returns_waits_for_it);
+fn early_messages_wait_for_the_connect() {
+    shared!(early_messages_wait_for_the_connect);
     for fails in [false, true] {
         let options = Options { posted: 4, ..Options::default() };
         let mut listener = Verbs.listen();
@@ -385,10 +387,10 @@ fn what_comes_before_the_connect_returns_waits_for_it() {
     }
 }
 
-/// A reply may be here before the connection is seen to stand on the passive side.
+/// A reply may be here before the passive side learns that the connection is established.
 #[test]
-fn the_first_message_may_come_before_the_accept_returns() {
-    shared!(the_first_message_may_come_before_the_accept_returns);
+fn first_message_may_precede_the_accepts_return() {
+    shared!(first_message_may_precede_the_accepts_return);
     for _ in 0..20 {
         let mut pair = Pair::with(&Verbs, Options { posted: 1, ..Options::default() });
         pair.client.send(7, b"first");

@@ -1,4 +1,4 @@
-//! A limit on locked memory: what a device charges against it, and what it says beyond it.
+//! A limit on locked memory: what a device charges against it, and the error beyond it.
 //!
 //! Owns the count, by which a test sees what a NIC would lock. Each object is charged by
 //! [`locked`](crate::device::locked) until it is gone.
@@ -24,7 +24,7 @@ impl PartialEq for LockLimit {
 impl Eq for LockLimit {}
 
 impl LockLimit {
-    /// Charges an object of `bytes`, or refuses it as the system does: ENOMEM.
+    /// Charges an object of `bytes`, or refuses it with ENOMEM, as the system does.
     pub(super) fn lock(
         &self,
         what: &'static str,
@@ -33,8 +33,8 @@ impl LockLimit {
         self.0.reserve(bytes).map_err(|full| ProviderError::Resources {
             what,
             message: format!(
-                "Cannot allocate memory (os error 12); it locks {bytes} bytes more than the {} that \
-                 are locked, and the limit on locked memory (RLIMIT_MEMLOCK) is {} bytes",
+                "Cannot allocate memory (os error 12); it locks {bytes} bytes in addition to the \
+                 {} locked already, and the limit on locked memory (RLIMIT_MEMLOCK) is {} bytes",
                 full.used, full.limit
             ),
         })
@@ -71,7 +71,7 @@ impl DomainOps for LimitedDomain {
     }
 
     fn as_any(&self) -> &dyn Any {
-        // The domain that the inner device knows.
+        // The inner device knows only its own domain.
         self.inner.ops().as_any()
     }
 }

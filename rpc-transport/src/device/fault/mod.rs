@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::connect::address::Address;
-use crate::connect::error::{ConnectError, ListenError};
+use crate::address::Address;
+use crate::device::connection_error::{ConnectError, ListenError};
 use crate::device::{
     Attach, Capabilities, CompletionQueue, Connector, CqRef, Device, DeviceAttributes, Established,
     Incoming, Listener, Outgoing, PeerIdentity, ProviderError, QpCapacity, QpHandle,
@@ -33,7 +33,7 @@ use locked::{LimitedDomain, LockLimit};
 pub use profile::{BNXT_RE, DeviceProfile, EFA, IRDMA, MANA, MLX5, PROFILES};
 use queue::FaultyCompletionQueue;
 
-/// What goes wrong, and how often. [`FaultPlan::new`] switches everything off.
+/// The faults to inject, and their rates. [`FaultPlan::new`] switches everything off.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FaultPlan {
     seed: u64,
@@ -44,7 +44,7 @@ pub struct FaultPlan {
     kill_one_in: Option<u32>,
     lose_peer_one_in: Option<u32>,
     loses_recvs: bool,
-    leave_polls: u32,
+    drain_polls: u32,
     profile: Option<&'static DeviceProfile>,
     lock_limit: Option<LockLimit>,
 }
@@ -62,7 +62,7 @@ impl FaultPlan {
             kill_one_in: None,
             lose_peer_one_in: None,
             loses_recvs: false,
-            leave_polls: 0,
+            drain_polls: 0,
             profile: None,
             lock_limit: None,
         }
@@ -115,24 +115,24 @@ impl FaultPlan {
         self
     }
 
-    /// Loses the last RECV of a shared receive queue that was filled as a QP is moved to ERR, as if its
-    /// message had been cut off ([`Capabilities::KEEPS_CUT_OFF_RECVS`]); default off.
+    /// Loses the last RECV of a shared receive queue that was filled as a QP is moved to ERR, as if
+    /// its message had been cut off ([`Capabilities::KEEPS_CUT_OFF_RECVS`]); default off.
     #[must_use]
     pub fn lose_cut_off_receives(mut self, on: bool) -> Self {
         self.loses_recvs = on;
         self
     }
 
-    /// A destroyed QP of a shared receive queue has left only after so many polls, and nothing wakes whoever
-    /// waits for it (contract rule 22); default 0.
+    /// A QP of a shared receive queue drains only so many polls after it went to ERR, and nothing
+    /// wakes the owner of its CQ then (contract rule 22); default 0.
     #[must_use]
-    pub fn leave_late(mut self, polls: u32) -> Self {
-        self.leave_polls = polls;
+    pub fn drain_late(mut self, polls: u32) -> Self {
+        self.drain_polls = polls;
         self
     }
 
-    /// Makes the device refuse what this kind of NIC refuses, and grant no more than it; default: the
-    /// device is what it is.
+    /// Limits the device to what this kind of NIC supports and grants; default: no limits of its
+    /// own.
     #[must_use]
     pub fn profile(mut self, profile: &'static DeviceProfile) -> Self {
         self.profile = Some(profile);
@@ -140,15 +140,15 @@ impl FaultPlan {
     }
 
     /// Charges registered memory, CQs and QPs against this budget, by the sizes of
-    /// [`locked`](crate::device::locked), and refuses what is beyond it as a process does at its
-    /// limit on locked memory; default: no limit. All that share the budget share the limit.
+    /// [`locked`](crate::device::locked), and refuses more as a process does at its limit on locked
+    /// memory; default: no limit. Devices with the same budget share the limit.
     #[must_use]
     pub fn lock_limit(mut self, limit: &MemoryBudget) -> Self {
         self.lock_limit = Some(LockLimit(limit.clone()));
         self
     }
 
-    /// The same plan with the random choices of another seed, such as for the next connection.
+    /// This plan with the random choices of another seed, for the next connection for example.
     #[must_use]
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.seed = seed;
@@ -289,7 +289,7 @@ struct FaultyOutgoing {
     commands: Commands,
 }
 
-/// What a kind of NIC does when it is given commands.
+/// How a kind of NIC carries out commands.
 #[derive(Debug)]
 struct Commands {
     profile: Option<&'static DeviceProfile>,
@@ -297,26 +297,26 @@ struct Commands {
 }
 
 impl Commands {
-    /// From INIT to INIT, RTR and RTS.
+    /// The transitions INIT to INIT, INIT to RTR and RTR to RTS.
     const OF_CONNECTING: u32 = 3;
 
     fn new(profile: Option<&'static DeviceProfile>) -> Self {
         Self { profile, is_prepared: false }
     }
 
-    /// How long one takes, if it takes any time.
+    /// How long one command takes, if it takes any time.
     fn time(&self) -> Option<Duration> {
         self.profile.map(|profile| profile.command_time).filter(|time| !time.is_zero())
     }
 
-    /// Waits as the set-up does for so many of them.
+    /// Waits, as set-up does, for this many commands.
     async fn carry_out(&self, count: u32) {
         if let Some(time) = self.time() {
-            tokio::time::sleep(time * count).await;
+            tokio::time::sleep(time.saturating_mul(count)).await;
         }
     }
 
-    /// Waits as whoever creates a QP that is not prepared.
+    /// Waits, as a caller does that creates a QP that was not prepared.
     fn create_here(&self) {
         if let Some(time) = self.time().filter(|_| !self.is_prepared) {
             std::thread::sleep(time);
@@ -324,7 +324,7 @@ impl Commands {
     }
 }
 
-/// What a QP is created with under a profile.
+/// The capacity that a QP gets under a profile.
 fn granted(
     attributes: &DeviceAttributes,
     profile: Option<&'static DeviceProfile>,
@@ -395,18 +395,18 @@ impl Outgoing for FaultyOutgoing {
 struct FaultyListener {
     inner: Box<dyn Listener>,
     plan: FaultPlan,
-    /// Those that requests came in on, and what each is wrapped in.
+    /// Devices of earlier requests, each with its wrapper.
     devices: Vec<(Arc<dyn Device>, Arc<dyn Device>)>,
 }
 
 impl FaultyListener {
-    /// One wrapper for each device object, so that connections share what they share without faults.
+    /// One wrapper for each device object, so that connections share it as they do without faults.
     fn wrapped(&mut self, inner: &Arc<dyn Device>) -> Arc<dyn Device> {
         if let Some((_, known)) = self.devices.iter().find(|(it, _)| Arc::ptr_eq(it, inner)) {
             return Arc::clone(known);
         }
         let device = FaultyDevice::wrap(inner, &self.plan);
-        // Others may have been replaced.
+        // Devices may have been replaced.
         self.devices.retain(|(_, wrapped)| Arc::strong_count(wrapped) > 1);
         self.devices.push((Arc::clone(inner), Arc::clone(&device)));
         device

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::device::{Capabilities, DeviceAttributes};
 
-/// What one kind of NIC grants at most, and what it lacks.
+/// The limits of one kind of NIC, and the abilities that it lacks.
 #[derive(Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceProfile {
@@ -23,25 +23,25 @@ pub struct DeviceProfile {
     pub max_cqe: u32,
     /// Most RECVs of a shared receive queue; 0: it has none.
     pub max_srq_wr: u32,
-    /// How long it takes for a command: creating a QP, or changing its state.
+    /// Duration of a command: creating a QP, or changing its state.
     pub command_time: Duration,
-    /// What it lacks.
+    /// The abilities that it lacks.
     pub lacks: Capabilities,
 }
 
-/// Nothing that a profile says limits it.
+/// The profile sets no limit.
 const UNLIMITED: u32 = u32::MAX;
 
-/// Real NICs pin memory to register it, read it after the post, and give no completion for a RECV
-/// that is posted in ERR on which one could rely.
+/// Real NICs pin memory to register it, read it after the post, and do not reliably complete a RECV
+/// that is posted in ERR.
 const LACK_ALL: Capabilities = Capabilities::FREE_REGISTRATION
     .with(Capabilities::COPIES_ON_POST)
     .with(Capabilities::FLUSHES_LATE_RECEIVES)
     .with(Capabilities::KEEPS_CUT_OFF_RECVS);
 
 /// NVIDIA ConnectX. Inline: what the provider `verbs` asks for (an SQ entry of 256 bytes). Commands
-/// take some 0.1 ms alone and 1 ms where many processes give them; the latter is what counts here. SRQ:
-/// `max_srq_wr` of a ConnectX-7, as measured.
+/// take some 0.1 ms alone and 1 ms where many processes give them; the latter is what counts here.
+/// SRQ: `max_srq_wr` of a ConnectX-7, as measured.
 pub static MLX5: DeviceProfile = DeviceProfile {
     driver: "mlx5",
     has_rc: true,
@@ -68,8 +68,8 @@ pub static BNXT_RE: DeviceProfile = DeviceProfile {
 };
 
 /// Intel E810 as an iWARP device. Inline: `IRDMA_MAX_INLINE_DATA_SIZE`, 101 (linux,
-/// drivers/infiniband/hw/irdma/user.h). WRs: `IRDMA_MAX_QP_WRS(8)` with a queue of 32768 quanta less
-/// `IRDMA_SQ_RSVD` 258 (defs.h there). iWARP has no immediates (RFC 5040). No SRQ
+/// drivers/infiniband/hw/irdma/user.h). WRs: `IRDMA_MAX_QP_WRS(8)` with a queue of 32768 quanta
+/// less `IRDMA_SQ_RSVD` 258 (defs.h there). iWARP has no immediates (RFC 5040). No SRQ
 /// (openucx/ucx#9736).
 pub static IRDMA: DeviceProfile = DeviceProfile {
     driver: "irdma",
@@ -114,7 +114,7 @@ pub static EFA: DeviceProfile = DeviceProfile {
 pub static PROFILES: [&DeviceProfile; 5] = [&MLX5, &BNXT_RE, &IRDMA, &MANA, &EFA];
 
 impl DeviceProfile {
-    /// What a device with these attributes would report if it were of this kind.
+    /// Reduces a device's attributes to those of this kind of NIC.
     pub(super) fn limit(&self, attributes: &mut DeviceAttributes) {
         attributes.name = format!("{} as {}", attributes.name, self.driver);
         attributes.max_inline_bytes = attributes.max_inline_bytes.min(self.max_inline_bytes);

@@ -1,7 +1,7 @@
 //! The completion queue with faults.
 //!
 //! Owns what is held back: WRs not yet started, completions not yet delivered. Its clock is the
-//! number of polls, so time passes only when somebody polls.
+//! number of polls, so time passes only while somebody polls.
 //!
 //! Invariants:
 //! 1. Each queue of each QP keeps its order, of posts and of completions.
@@ -57,8 +57,10 @@ struct Held {
     /// Whether each outstanding send WR is signaled, in post order.
     sends: VecDeque<bool>,
     recvs: u32,
-    /// The next failed send WR gets the status for a peer that is gone.
+    /// The next failed send WR gets the status for a lost peer.
     lost: bool,
+    /// At which poll a QP of the SRQ has drained at the earliest, once it is in ERR.
+    drains_at: u64,
     _locked: Option<Reservation>,
 }
 
@@ -83,10 +85,6 @@ pub(super) struct FaultyCompletionQueue {
     max_srq_wr: u32,
     qps: BTreeMap<QpHandle, Held>,
     srq: Option<HeldSrq>,
-    /// RECVs of the SRQ whose QPs were destroyed (contract rule 22).
-    orphans: VecDeque<Completion>,
-    /// At which poll those leave that have not left.
-    leaving: BTreeMap<QpHandle, u64>,
     events: VecDeque<QpEvent>,
     polled: Vec<Completion>,
     armed: bool,
@@ -123,8 +121,6 @@ impl FaultyCompletionQueue {
             max_srq_wr: attributes.max_srq_wr,
             qps: BTreeMap::new(),
             srq: None,
-            orphans: VecDeque::new(),
-            leaving: BTreeMap::new(),
             events: VecDeque::new(),
             polled: Vec::new(),
             armed: false,
@@ -161,18 +157,11 @@ impl FaultyCompletionQueue {
             sends: VecDeque::new(),
             recvs: 0,
             lost: false,
+            drains_at: 0,
             _locked: locked,
         };
         self.qps.insert(qp, held);
         Ok(qp)
-    }
-
-    fn is_holding(&self) -> bool {
-        !self.events.is_empty()
-            || !self.orphans.is_empty()
-            || self.qps.values().any(|held| {
-                !held.posts.is_empty() || held.queues.iter().any(|queue| !queue.is_empty())
-            })
     }
 
     /// Makes the event fd readable, so that the owner polls again (invariant 3).
@@ -182,7 +171,10 @@ impl FaultyCompletionQueue {
     }
 
     fn ring_if_needed(&self) {
-        if self.armed && self.is_holding() {
+        let is_holding = |held: &Held| {
+            !held.posts.is_empty() || held.queues.iter().any(|queue| !queue.is_empty())
+        };
+        if self.armed && (!self.events.is_empty() || self.qps.values().any(is_holding)) {
             self.ring();
         }
     }
@@ -198,8 +190,8 @@ impl FaultyCompletionQueue {
                 None => wr.source,
             };
             let wr = SendWr { wr_id: wr.wr_id, op: wr.op, signaled: wr.signaled, source };
-            // It was checked when it was posted, and has its slot. The inner device can refuse it
-            // only if the QP is gone, and then nobody needs to be told.
+            // It was checked when it was posted, and has its slot. The inner device refuses it only
+            // if the QP is gone, and then no report is needed.
             if let Err(error) = self.inner.post_send(qp, &mut [wr]) {
                 logged(move || tracing::warn!(%error, "a held work request is refused"));
             }
@@ -228,13 +220,18 @@ impl FaultyCompletionQueue {
 
     fn hold(&mut self, mut completion: Completion) {
         let delay = self.random.up_to(self.plan.delay_polls);
-        if completion.kind != CompletionKind::Send && self.plan.poison {
-            poison_rest(&mut completion);
+        if completion.kind != CompletionKind::Send
+            && self.plan.poison
+            && let Some(buffer) = &mut completion.buffer
+        {
+            // What the message did not fill.
+            let filled = match (completion.kind, completion.status) {
+                (CompletionKind::Recv, Status::Success) => completion.byte_len as usize,
+                _ => 0,
+            };
+            buffer[filled..].fill(POISON);
         }
-        let Some(held) = self.qps.get_mut(&completion.qp) else {
-            self.orphans.push_back(completion);
-            return;
-        };
+        let Some(held) = self.qps.get_mut(&completion.qp) else { return };
         let is_recv = completion.kind != CompletionKind::Send;
         if !is_recv && completion.status != Status::Success && std::mem::take(&mut held.lost) {
             completion.status = Status::RetryExceeded;
@@ -246,10 +243,6 @@ impl FaultyCompletionQueue {
 
     /// Delivers one completion that is due, from a random queue if the plan allows it.
     fn deliver(&mut self) -> Option<Completion> {
-        if let Some(orphan) = self.orphans.pop_front() {
-            self.free_shared();
-            return Some(orphan);
-        }
         let due = |queue: &VecDeque<HeldCompletion>| {
             queue.front().is_some_and(|front| front.due <= self.clock)
         };
@@ -267,27 +260,13 @@ impl FaultyCompletionQueue {
         let held = self.qps.get_mut(&qp)?;
         let completion = held.queues[queue].pop_front()?.completion;
         held.free(&completion);
-        if queue == 1 && held.capacity.uses_srq {
-            self.free_shared();
-        }
-        Some(completion)
-    }
-
-    /// Frees the slot of a RECV of the SRQ.
-    fn free_shared(&mut self) {
-        if let Some(srq) = &mut self.srq {
-            srq.recvs = srq.recvs.saturating_sub(1);
-        }
-    }
-
-    /// The message that arrived last is cut off. Its RECV keeps its slot until the SRQ goes.
-    fn lose_recv(&mut self, qp: QpHandle) {
-        let held = self.qps.get_mut(&qp).filter(|held| held.capacity.uses_srq);
-        if let Some(cut_off) = held.and_then(|held| held.queues[1].pop_back())
+        if queue == 1
+            && held.capacity.uses_srq
             && let Some(srq) = &mut self.srq
         {
-            srq.lost.push(cut_off.completion);
+            srq.recvs = srq.recvs.saturating_sub(1);
         }
+        Some(completion)
     }
 
     /// Decides at random whether a QP that has just posted fails.
@@ -320,7 +299,13 @@ impl FaultyCompletionQueue {
         if state == QpState::Error && !takes_late {
             return Err(PostErrorKind::InvalidState(state));
         }
-        if !self.capabilities.contains(needed_by(&wr.op)) {
+        let needed = match wr.op {
+            SendOp::Send | SendOp::Write(_) => Capabilities::NONE,
+            SendOp::SendWithImm(_) => Capabilities::IMMEDIATE,
+            SendOp::WriteWithImm(..) => Capabilities::WRITE_WITH_IMM,
+            SendOp::Read { .. } => Capabilities::READ,
+        };
+        if !self.capabilities.contains(needed) {
             return Err(PostErrorKind::Unsupported);
         }
         let max_inline_bytes = self.max_inline_bytes(qp);
@@ -354,15 +339,6 @@ impl Held {
     }
 }
 
-fn needed_by(op: &SendOp) -> Capabilities {
-    match op {
-        SendOp::Send | SendOp::Write(_) => Capabilities::NONE,
-        SendOp::SendWithImm(_) => Capabilities::IMMEDIATE,
-        SendOp::WriteWithImm(..) => Capabilities::WRITE_WITH_IMM,
-        SendOp::Read { .. } => Capabilities::READ,
-    }
-}
-
 /// Takes a WR's memory, copying inline bytes, as a post does.
 fn hold_wr(wr: &mut SendWr<'_>, due: u64) -> HeldWr {
     let (source, inline) = match std::mem::take(&mut wr.source) {
@@ -375,17 +351,6 @@ fn hold_wr(wr: &mut SendWr<'_>, due: u64) -> HeldWr {
     let op = std::mem::take(&mut wr.op);
     let (wr_id, signaled) = (wr.wr_id, wr.signaled);
     HeldWr { wr: SendWr { wr_id, op, signaled, source }, inline, due }
-}
-
-/// Poisons the part of the buffer that the message did not fill.
-fn poison_rest(completion: &mut Completion) {
-    let filled = match (completion.kind, completion.status) {
-        (CompletionKind::Recv, Status::Success) => completion.byte_len as usize,
-        _ => 0,
-    };
-    if let Some(buffer) = &mut completion.buffer {
-        buffer[filled..].fill(POISON);
-    }
 }
 
 impl CompletionQueue for FaultyCompletionQueue {
@@ -487,7 +452,6 @@ impl CompletionQueue for FaultyCompletionQueue {
         let locked = limit.map(|limit| limit.lock("create shared receive queue", bytes));
         let locked = locked.transpose()?;
         self.inner.create_srq(pd, max_wr)?;
-        self.orphans.clear();
         self.srq = Some(HeldSrq { max_wr, recvs: 0, lost: Vec::new(), _locked: locked });
         Ok(())
     }
@@ -503,13 +467,6 @@ impl CompletionQueue for FaultyCompletionQueue {
         }
         self.inner.post_srq_recv(wr)?;
         srq.recvs += 1;
-        Ok(())
-    }
-
-    fn destroy_srq(&mut self) -> Result<(), ProviderError> {
-        self.inner.destroy_srq()?;
-        self.srq = None;
-        self.orphans.clear();
         Ok(())
     }
 
@@ -529,14 +486,14 @@ impl CompletionQueue for FaultyCompletionQueue {
         self.inner.attend();
     }
 
-    fn rest(&mut self, qp: QpHandle) {
-        self.inner.rest(qp);
+    fn release_pages(&mut self, qp: QpHandle) {
+        self.inner.release_pages(qp);
     }
 
     fn traffic(&mut self, qp: QpHandle) -> Option<Traffic> {
         let traffic = self.inner.traffic(qp)?;
         let holds = self.qps.get(&qp).is_some_and(|held| !held.posts.is_empty());
-        // The inner device chooses the unit, so this is only known to be an upper bound.
+        // The inner device chooses the unit, so an upper bound is all that is known.
         let held = if holds { u64::MAX / 2 } else { 0 };
         Some(Traffic { pending: traffic.pending.saturating_add(held), ..traffic })
     }
@@ -550,25 +507,29 @@ impl CompletionQueue for FaultyCompletionQueue {
     }
 
     fn modify_to_error(&mut self, qp: QpHandle) -> Result<(), ProviderError> {
-        // What was posted before is flushed, too, so it must be on the inner queue.
+        // WRs posted earlier are flushed too, so the inner queue must have them.
         self.start(qp, u64::MAX);
         if self.plan.loses_recvs {
             self.collect()?;
-            self.lose_recv(qp);
+            // The message that arrived last is cut off. Its RECV keeps its slot until the SRQ goes.
+            let held = self.qps.get_mut(&qp).filter(|held| held.capacity.uses_srq);
+            if let Some(cut_off) = held.and_then(|held| held.queues[1].pop_back())
+                && let Some(srq) = &mut self.srq
+            {
+                srq.lost.push(cut_off.completion);
+            }
         }
         self.inner.modify_to_error(qp)?;
+        if let Some(held) = self.qps.get_mut(&qp).filter(|held| held.drains_at == 0) {
+            held.drains_at = self.clock + u64::from(self.plan.drain_polls);
+        }
         self.ring_if_needed();
         Ok(())
     }
 
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), ProviderError> {
         self.inner.destroy_qp(qp)?;
-        if let Some(held) = self.qps.remove(&qp).filter(|held| held.capacity.uses_srq) {
-            let [_, recvs] = held.queues;
-            self.orphans.extend(recvs.into_iter().map(|held| held.completion));
-            self.leaving.retain(|_, at| *at > self.clock);
-            self.leaving.insert(qp, self.clock + u64::from(self.plan.leave_polls));
-        }
+        self.qps.remove(&qp);
         self.ring_if_needed();
         self.events.retain(|event| {
             !matches!(event, QpEvent::Disconnected(of) | QpEvent::Fatal(of, _) if *of == qp)
@@ -576,9 +537,9 @@ impl CompletionQueue for FaultyCompletionQueue {
         Ok(())
     }
 
-    fn has_left(&self, qp: QpHandle) -> bool {
-        let is_late = self.leaving.get(&qp).is_some_and(|at| *at > self.clock);
-        !is_late && self.inner.has_left(qp) && !self.orphans.iter().any(|orphan| orphan.qp == qp)
+    fn has_drained(&mut self, qp: QpHandle) -> bool {
+        let has_all = |held: &Held| held.queues[1].is_empty() && held.drains_at <= self.clock;
+        self.inner.has_drained(qp) && self.qps.get(&qp).is_none_or(has_all)
     }
 }
 

@@ -1,13 +1,13 @@
-//! Advice for I/O errors during set-up: adds what to do to what the operating system says.
+//! Advice for I/O errors during set-up: adds a remedy to the operating system's text.
 //!
 //! Owns the translation of I/O errors into connect and listen errors. Always keeps the operating
 //! system's own text.
 
 use std::io;
 
-use crate::connect::address::Address;
-use crate::connect::error::{ConnectError, ListenError};
+use crate::address::Address;
 use crate::device::ProviderError;
+use crate::device::connection_error::{ConnectError, ListenError};
 use crate::device::open_files;
 
 /// Makes the error for a failed attempt to listen at `address`.
@@ -23,8 +23,7 @@ pub(super) fn cannot_listen(address: Address, error: &io::Error) -> ListenError 
 pub(super) fn cannot_connect(address: Address, error: &io::Error) -> ConnectError {
     let reason = |advice| with_advice(error, advice);
     match error.kind() {
-        // No advice here: the text of `ConnectError::Refused` already gives it, the same for every
-        // device.
+        // No advice here: the text of `ConnectError::Refused` already gives it, for every device.
         io::ErrorKind::ConnectionRefused => ConnectError::Refused { address, reason: reason(None) },
         io::ErrorKind::NotFound if is_shm(&address) => {
             ConnectError::Refused { address, reason: reason(None) }
@@ -58,11 +57,12 @@ fn advice_to_listen(address: &Address, error: &io::Error) -> Option<&'static str
             "stop the other listener or choose another port (0 takes a free one)"
         }
         _ if lacks_ipv6(address, error) => NO_IPV6,
+        _ if lacks_zone(address) => NO_ZONE,
         io::ErrorKind::AddrNotAvailable => {
-            "no interface of this host has that address; 0.0.0.0 and [::] stand for all of them"
+            "no interface of this host has that address; 0.0.0.0 and [::] listen on all interfaces"
         }
         io::ErrorKind::PermissionDenied if shm => {
-            "choose a directory in which this user may create files"
+            "choose a directory in which this user can create files"
         }
         io::ErrorKind::PermissionDenied => "choose a port from 1024 on",
         io::ErrorKind::NotFound if shm => "create the directory first",
@@ -83,22 +83,39 @@ fn advice_to_connect(address: &Address, error: &io::Error) -> Option<&'static st
             "check the address and this host's network"
         }
         _ if lacks_ipv6(address, error) => NO_IPV6,
+        _ if lacks_zone(address) => NO_ZONE,
         io::ErrorKind::AddrNotAvailable if is_number(address) => {
             "no local port is free; close other connections"
         }
-        io::ErrorKind::TimedOut => "check the address, and firewalls on the way",
+        io::ErrorKind::TimedOut => "check the address and firewalls on the path",
         _ => return unknown_host(address, error),
     })
 }
 
-const NO_IPV6: &str = "this host has no IPv6, or not that address; use an IPv4 address (127.0.0.1)";
+const NO_IPV6: &str = "this host has no IPv6, or does not have that address; use an IPv4 address \
+                       (127.0.0.1)";
 
-/// Whether the host is an address. A name may stand for some that this host cannot reach.
+const NO_ZONE: &str = "a link-local address needs an interface of this host: [fe80::1%eth0] (`ip \
+                       -6 address` lists them)";
+
+/// Whether the requested address is a link-local one without an interface, or with an interface
+/// that this host does not have: the interface's name is looked up like a host's.
+fn lacks_zone(address: &Address) -> bool {
+    let Address::Tcp(at) = address else { return false };
+    let (ip, zone) = at.host.split_once('%').unwrap_or((&at.host, ""));
+    let is_link_local = ip.parse().is_ok_and(|ip: std::net::Ipv6Addr| ip.is_unicast_link_local());
+    let known = || std::fs::exists(format!("/sys/class/net/{zone}")).unwrap_or(true);
+    let is_number = !zone.is_empty() && zone.bytes().all(|byte| byte.is_ascii_digit());
+    is_link_local && (zone.is_empty() || !is_number && !known())
+}
+
+/// Whether the host is a literal address. A name may stand for addresses that this host cannot
+/// reach.
 fn is_number(address: &Address) -> bool {
     matches!(address, Address::Tcp(at) if at.host.parse::<std::net::IpAddr>().is_ok())
 }
 
-/// Whether an IPv6 address was asked for, and this host may have none.
+/// Whether an IPv6 address was requested on a host that may have none.
 fn lacks_ipv6(address: &Address, error: &io::Error) -> bool {
     let is_ipv6 = matches!(address, Address::Tcp(at) if at.host.contains(':'));
     let numbers = [Some(libc::EADDRNOTAVAIL), Some(libc::EAFNOSUPPORT)];
@@ -109,6 +126,14 @@ fn lacks_ipv6(address: &Address, error: &io::Error) -> bool {
 fn unknown_host(address: &Address, error: &io::Error) -> Option<&'static str> {
     let is_lookup = !is_shm(address) && error.raw_os_error().is_none();
     is_lookup.then_some("check the spelling of the host, or give its IP address")
+}
+
+/// The error when memory cannot be shared: it says which call was refused, or which limit to raise.
+pub(super) fn cannot_share(error: &io::Error) -> ConnectError {
+    match error.raw_os_error() {
+        None => ConnectError::Unavailable { scheme: "shm", reason: error.to_string() },
+        Some(_) => out_of_resources("sharing memory", error).into(),
+    }
 }
 
 /// The error when set-up fails for lack of memory or file descriptors; says which limit to raise.
@@ -132,12 +157,13 @@ mod tests {
             ("tcp://1.2.3.4:80", libc::EADDRNOTAVAIL, "0.0.0.0"),
             ("tcp://[::1]:80", libc::EADDRNOTAVAIL, "use an IPv4 address"),
             ("tcp://[::1]:80", libc::EAFNOSUPPORT, "use an IPv4 address"),
+            ("tcp://[fe80::1]:80", libc::EINVAL, "[fe80::1%eth0]"),
             ("tcp://127.0.0.1:80", libc::ENFILE, "fs.file-max"),
             ("tcp://127.0.0.1:80", libc::EADDRINUSE, "another port"),
             ("tcp://127.0.0.1:80", libc::EMFILE, "ulimit -n"),
             ("shm://name", libc::EADDRINUSE, "another name"),
             ("shm:///dir/name", libc::ENOENT, "create the directory first"),
-            ("shm:///dir/name", libc::EACCES, "may create files"),
+            ("shm:///dir/name", libc::EACCES, "can create files"),
             ("shm:///dir/name", libc::ENOTDIR, "parents are directories"),
         ];
         for (address, errno, advice) in cases {
@@ -154,6 +180,7 @@ mod tests {
         };
         let number = io::Error::from_raw_os_error;
         let lookup = io::Error::other("failed to lookup address information");
+        let no_interface = io::Error::other("failed to lookup address information");
         for (text, advice) in [
             (error("tcp://h:1", number(libc::ECONNREFUSED)), "start the server there"),
             (error("shm:///a/b", number(libc::ENOENT)), "start the server there"),
@@ -163,6 +190,8 @@ mod tests {
             (error("tcp://h:1", number(libc::ETIMEDOUT)), "firewalls"),
             (error("tcp://[::1]:1", number(libc::EADDRNOTAVAIL)), "use an IPv4 address"),
             (error("tcp://1.2.3.4:1", number(libc::EADDRNOTAVAIL)), "no local port is free"),
+            (error("tcp://[fe80::1]:1", number(libc::EINVAL)), "[fe80::1%eth0]"),
+            (error("tcp://[fe80::1%nosuch]:1", no_interface), "[fe80::1%eth0]"),
             (error("tcp://h:1", lookup), "spelling of the host"),
         ] {
             assert!(text.contains(advice), "{text}");

@@ -49,10 +49,10 @@ const COSTLY: u64 = 512;
 /// One poll in this many also looks for events of QPs outside the hot list.
 const EVENTS_EVERY: u64 = 256;
 /// Most doorbells that wait for the next poll.
-const MOST_HELD_BELLS: usize = 16;
+const MAX_HELD_BELLS: usize = 16;
 /// Polls in a row that leave an acknowledgement held, though all find something.
-const MOST_HOLDING_POLLS: u32 = 4;
-/// What an event of the epoll set refers to.
+const MAX_HOLDING_POLLS: u32 = 4;
+/// Kinds of objects that an event of the epoll set refers to.
 const KIND_OWN_BELL: u64 = 0;
 const KIND_QP: u64 = 1;
 
@@ -81,9 +81,9 @@ pub(super) struct SoftCompletionQueue {
     epoll: OwnedFd,
     own_bell: Doorbell,
     armed: bool,
-    /// It was armed since the last look for events.
+    /// The CQ was armed since the last look for events.
     was_armed: bool,
-    /// QPs of whose arrivals the epoll set does not tell.
+    /// Number of QPs whose arrivals the epoll set does not report.
     muted: usize,
     /// Polls so far.
     clock: u64,
@@ -163,7 +163,7 @@ impl SoftCompletionQueue {
     pub(super) fn attach(&mut self, handle: QpHandle, wire: Wire) -> Result<(), ProviderError> {
         let clock = self.clock;
         let qp = find(&mut self.entries, handle).ok_or(ProviderError::UnknownQp)?;
-        // If the QP has failed meanwhile, dropping the wire tells the peer.
+        // If the QP has failed in the meantime, dropping the wire notifies the peer.
         if qp.state() != QpState::Init {
             return Ok(());
         }
@@ -257,7 +257,7 @@ impl SoftCompletionQueue {
                     qp.arm();
                     let (handle, muted) = (qp.handle(), qp.muted);
                     if muted {
-                        // One of which the set refuses to tell stays hot.
+                        // A QP that the set refuses to report stays hot.
                         let _ = self.set_muted(handle, false);
                     }
                 }
@@ -307,7 +307,7 @@ fn is_overdue(qp: &QueuePair, clock: u64, count: usize) -> bool {
     (clock - qp.last_active) * cost * count as u64 > QUIET_VISITS
 }
 
-/// Rings the doorbell of a QP's peer, if that has armed. To be called after a fence.
+/// Rings the doorbell of a QP's peer, if the peer has armed. Call it after a fence.
 #[inline]
 fn notify(qp: &mut QueuePair, hot: &mut Vec<u32>) {
     if qp.notify() && !std::mem::replace(&mut qp.hot, true) {
@@ -360,7 +360,7 @@ impl CompletionQueue for SoftCompletionQueue {
         self.clock += 1;
         self.ring_bells_in_poll();
         let looks = self.clock.is_multiple_of(EVENTS_EVERY) | std::mem::take(&mut self.attends);
-        let mut disturbed = looks && self.look_around();
+        let mut disturbed = looks && self.take_polled_events();
         if !self.queues.completions.is_empty() {
             self.drain_queue(completions, max);
         }
@@ -385,7 +385,7 @@ impl CompletionQueue for SoftCompletionQueue {
 
     fn arm(&mut self) -> Result<(), ProviderError> {
         self.ring_all_bells();
-        self.unmute_all()?;
+        self.unmute_all();
         self.armed = true;
         for index in &self.hot {
             if let Some(qp) = self.entries[*index as usize].qp.as_deref_mut() {
@@ -443,7 +443,7 @@ impl CompletionQueue for SoftCompletionQueue {
             && qp.post_small(wr_id, signaled, bytes)
         {
             if ring == Ring::Now && self.bells.is_empty() {
-                // It is the whole batch.
+                // This post is the whole batch.
                 fence(Ordering::SeqCst);
                 notify(qp, &mut self.hot);
                 return Ok(());
@@ -495,10 +495,6 @@ impl CompletionQueue for SoftCompletionQueue {
         self.post_shared(wr).map_err(|(kind, wr)| (PostError { posted: 0, kind }, wr))
     }
 
-    fn destroy_srq(&mut self) -> Result<(), ProviderError> {
-        self.end_srq()
-    }
-
     fn flush(&mut self) {
         self.ring_bells();
     }
@@ -518,9 +514,9 @@ impl CompletionQueue for SoftCompletionQueue {
         find(&mut self.entries, qp).map(QueuePair::traffic)
     }
 
-    fn rest(&mut self, qp: QpHandle) {
+    fn release_pages(&mut self, qp: QpHandle) {
         if let Some(qp) = find(&mut self.entries, qp) {
-            qp.rest();
+            qp.release_pages();
         }
     }
 
@@ -540,9 +536,9 @@ impl CompletionQueue for SoftCompletionQueue {
         find(&mut self.entries, qp).ok_or(ProviderError::UnknownQp)?;
         let entry = &mut self.entries[qp.index as usize];
         entry.generation = entry.generation.wrapping_add(1);
-        if let Some(mut gone) = entry.qp.take() {
+        if let Some(gone) = entry.qp.take() {
             self.reserved -= gone.reserved();
-            self.leave_srq(&mut gone);
+            self.leave_srq(&gone);
             self.muted -= usize::from(gone.muted);
             if let Some((fd, _)) = gone.wire().watched() {
                 // Closing the fd would not remove it from the set while another process has the
@@ -555,15 +551,17 @@ impl CompletionQueue for SoftCompletionQueue {
         if self.cursor >= self.hot.len() {
             self.cursor = 0;
         }
-        self.queues.completions.retain(|queued| queued.completion.qp != qp || queued.is_shared);
+        self.queues.completions.retain(|queued| queued.completion.qp != qp);
         self.events.retain(|event| {
             !matches!(event, QpEvent::Disconnected(of) | QpEvent::Fatal(of, _) if *of == qp)
         });
         Ok(())
     }
 
-    fn has_left(&self, qp: QpHandle) -> bool {
-        self.state(qp).is_none() && !self.is_awaited(qp)
+    fn has_drained(&mut self, qp: QpHandle) -> bool {
+        let mut queued = self.queues.completions.iter();
+        self.state(qp) == Some(QpState::Error)
+            && !queued.any(|queued| queued.is_shared && queued.completion.qp == qp)
     }
 }
 

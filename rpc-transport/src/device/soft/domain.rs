@@ -22,13 +22,12 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
-
 use crate::device::ProviderError;
+use crate::lock::Mutex;
 use crate::memory::owned::{OwnedMemory, OwnedParts};
 use crate::memory::region::{Access, DomainOps, MemoryRegion, ProtectionDomain, RegionParts};
 
-use super::mapping::{self, Mapping, PAGE_BYTES};
+use super::mapping::{self, Mapping, page_bytes};
 
 /// The bytes of a region, as the engines access them.
 pub(super) struct Memory {
@@ -69,12 +68,12 @@ impl Memory {
         self.live.load(Ordering::Acquire)
     }
 
-    /// The memory file and its size, if a peer may map it. The file has one more page than the
-    /// region; the first word of that page tells a peer that has mapped it that the region was
-    /// deregistered.
+    /// The memory file and its size, if a peer may map it. The file has one page more than the
+    /// region. The first word of that page shows a peer that has mapped the file whether the region
+    /// was deregistered.
     pub(super) fn file(&self) -> Option<(BorrowedFd<'_>, usize)> {
         let file = self.file.as_ref()?.as_fd();
-        Some((file, self.revoked_offset() + PAGE_BYTES))
+        Some((file, self.revoked_offset() + page_bytes()))
     }
 
     fn revoked_offset(&self) -> usize {
@@ -101,7 +100,7 @@ impl fmt::Debug for Memory {
 /// Offset, in the memory file of a region of `len` bytes, of the word that says that the region was
 /// deregistered.
 pub(super) fn revoked_offset(len: usize) -> usize {
-    len.max(1).next_multiple_of(PAGE_BYTES)
+    len.max(1).next_multiple_of(page_bytes())
 }
 
 /// A region that peers may access by its rkey.
@@ -241,13 +240,13 @@ impl DomainOps for SoftDomain {
 }
 
 /// Allocates a region. Memory that peers may access lies in a memory file, so that a peer on this
-/// machine can map it. If no file descriptor is left it is allocated without a file, and such a
-/// peer writes through the engine.
+/// machine can map it. If no file can be created (no file descriptor is left, or the system
+/// refuses) the memory is allocated without one, and such a peer writes through the engine.
 fn allocate(len: usize, remote: bool) -> io::Result<Memory> {
-    // Miri knows no memory files.
+    // Miri does not support memory files.
     if remote && !cfg!(miri) {
-        let file_bytes =
-            mapping::whole_pages(len)?.checked_add(PAGE_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
+        let pages = mapping::whole_pages(len)?;
+        let file_bytes = pages.checked_add(page_bytes()).ok_or(io::ErrorKind::OutOfMemory)?;
         if let Ok((file, mapping)) = mapping::create_shared("rpc-region", file_bytes, false) {
             return Ok(mapped(mapping, len, Some(file)));
         }
@@ -270,7 +269,7 @@ fn next_number() -> u32 {
     NEXT.fetch_add(1, Ordering::Relaxed) & 0x0fff_ffff
 }
 
-/// An even key that a peer cannot guess from another one (RFC 5042 section 8.1.1 asks for that).
+/// An even key that a peer cannot guess from another one (required by RFC 5042 section 8.1.1).
 fn fresh_key(number: u32, taken: impl Fn(u32) -> bool) -> u32 {
     static SECRET: OnceLock<RandomState> = OnceLock::new();
     let secret = SECRET.get_or_init(RandomState::new);
@@ -315,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn deregistration_ends_access_but_not_one_that_has_begun() {
+    fn deregistration_spares_an_access_already_begun() {
         let pd = SoftDomain::allocate();
         let table = table(&pd);
         let region = pd.register(vec![3; 10], Access::REMOTE_WRITE).unwrap();

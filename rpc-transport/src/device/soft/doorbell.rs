@@ -138,16 +138,6 @@ mod loom_tests {
         }
     }
 
-    /// Arms and looks once more. Returns true if it has not seen the last message and would sleep.
-    fn would_sleep(shared: &Shared, with_fence: bool) -> bool {
-        let mut sleeper = Sleeper::default();
-        sleeper.arm(&shared.armed);
-        if with_fence {
-            fence(Ordering::SeqCst);
-        }
-        shared.published.load(Ordering::Acquire) != 2
-    }
-
     fn check(with_fence: bool) {
         loom::model(move || {
             let shared = Arc::new(Shared::default());
@@ -155,7 +145,12 @@ mod loom_tests {
                 let shared = Arc::clone(&shared);
                 thread::spawn(move || send(&shared, with_fence))
             };
-            let sleeps = would_sleep(&shared, with_fence);
+            let mut sleeper = Sleeper::default();
+            sleeper.arm(&shared.armed);
+            if with_fence {
+                fence(Ordering::SeqCst);
+            }
+            let sleeps = shared.published.load(Ordering::Acquire) != 2;
             sender.join().unwrap();
             // The sender is done: a sleeper that did not see its last message must have been rung.
             assert!(!sleeps || shared.bell.load(Ordering::Acquire), "slept through a message");

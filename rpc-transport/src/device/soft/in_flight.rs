@@ -1,13 +1,15 @@
 //! The WRs of one QP that are on the wire, in post order.
 //!
-//! Owns their order, and which of them the peer has accepted. Never completes one, and holds no memory.
+//! Owns their order, and which of them the peer has accepted. Never completes one, and holds no
+//! memory.
 //!
-//! Most are unsignaled, and their bytes were copied when they were posted: nothing is done for one of
-//! these when it is accepted, so all that are in front of another one are passed in one step.
+//! Most are unsignaled, and their bytes were copied when they were posted: nothing is done for such
+//! a WR when it is accepted. So all those before another one are passed in one step.
 //!
 //! Invariants:
 //! 1. `end` positions never decrease in post order; WRs leave from the front only.
-//! 2. [`Other::before`] never decreases, and is between `passed` and `posted` of the unsignaled ones.
+//! 2. [`Other::before`] never decreases, and is between `passed` and `posted` of the unsignaled
+//!    ones.
 
 use std::collections::VecDeque;
 
@@ -30,19 +32,19 @@ pub(super) struct InFlightWr {
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
     unsignaled: Unsignaled,
-    /// Those that are signaled, or have memory that is held.
+    /// WRs that are signaled, or have held memory.
     others: VecDeque<Other>,
 }
 
 #[derive(Debug)]
 struct Other {
     wr: InFlightWr,
-    /// Number of the unsignaled ones that were posted before it.
+    /// Number of unsignaled WRs that were posted before it.
     before: u64,
 }
 
 impl InFlight {
-    /// A WR is on the wire, behind all others.
+    /// Appends a WR that is now on the wire.
     #[inline]
     pub(super) fn push(&mut self, wr: InFlightWr) {
         if wr.signaled || wr.holds {
@@ -60,8 +62,8 @@ impl InFlight {
         self.unsignaled.len() + self.others.len()
     }
 
-    /// Takes from the front what a peer at position `accepted` has accepted: unsignaled WRs, of which the
-    /// number is returned, and the other one behind them, unless it `must_stay`.
+    /// Takes from the front what a peer at position `accepted` has accepted: unsignaled WRs, whose
+    /// number is returned, and the other WR after them, unless it `must_stay`.
     pub(super) fn take_accepted(
         &mut self,
         accepted: u64,
@@ -79,7 +81,7 @@ impl InFlight {
         (count, None)
     }
 
-    /// Takes the first one, accepted or not.
+    /// Takes the first WR, accepted or not.
     pub(super) fn take_first(&mut self) -> Option<InFlightWr> {
         match self.others.front() {
             Some(other) if other.before == self.unsignaled.passed => {
@@ -90,13 +92,13 @@ impl InFlight {
     }
 }
 
-/// The unsignaled ones, with ids and ends: a ring of a power of two of places, or of none.
+/// The unsignaled WRs, with ids and ends: a ring whose size is a power of two, or 0.
 #[derive(Debug, Default)]
 struct Unsignaled {
     places: Vec<(u64, u64)>,
-    /// How many were ever posted.
+    /// Number of WRs ever posted.
     posted: u64,
-    /// How many of these are in flight no more.
+    /// Number of these that are no longer in flight.
     passed: u64,
 }
 
@@ -138,7 +140,7 @@ impl Unsignaled {
         self.places[self.place(number)].1
     }
 
-    /// Passes the accepted ones among the first `until`; returns how many.
+    /// Passes the accepted WRs among the first `until`; returns how many.
     fn pass(&mut self, until: u64, accepted: u64) -> u32 {
         let (mut low, mut high) = (self.passed, until);
         // Most often all of them are accepted.
@@ -176,7 +178,7 @@ mod tests {
 
     const RUNS: u64 = if cfg!(miri) { 5 } else { 500 };
 
-    /// The same as one queue.
+    /// The reference: one queue for all.
     #[derive(Default)]
     struct OneQueue(VecDeque<InFlightWr>);
 

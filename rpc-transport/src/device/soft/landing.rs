@@ -8,7 +8,7 @@ use crate::device::Status;
 
 use super::packet::{Extension, Head, Nak};
 
-/// Who takes the packets that a wire brings.
+/// Receives the packets that a wire brings.
 pub(super) trait TakePackets {
     /// Whether the poll's caller accepts more completions.
     fn has_room(&self) -> bool;
@@ -40,7 +40,7 @@ pub(super) enum Refusal {
 }
 
 impl Refusal {
-    /// The reason that the requester is told.
+    /// The reason that the requester receives.
     pub(super) fn nak(self) -> Nak {
         match self {
             Self::NotReady => Nak::NotReady,

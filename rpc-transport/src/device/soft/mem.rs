@@ -4,16 +4,17 @@
 //! both sides are connected.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
 
 use async_trait::async_trait;
-use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::connect::address::Address;
-use crate::connect::error::{ConnectError, ListenError};
+use crate::address::Address;
+use crate::device::connection_error::{ConnectError, ListenError};
 use crate::device::{Connector, Device, Incoming, Listener, Outgoing, PeerIdentity};
+use crate::lock::Mutex;
+use crate::memory::process::{OfProcess, PerProcess};
 
 use super::advice;
 use super::ring::DEFAULT_SLOTS;
@@ -24,8 +25,9 @@ use super::wire_ring::RingWire;
 /// Most connection requests that wait at one listener.
 const BACKLOG: usize = 128;
 
-static LISTENERS: LazyLock<Mutex<HashMap<String, mpsc::Sender<Request>>>> =
-    LazyLock::new(Mutex::default);
+/// A child of `fork(2)` has none of its parent's listeners: the threads that would answer there are
+/// missing.
+static LISTENERS: PerProcess<Mutex<HashMap<String, mpsc::Sender<Request>>>> = PerProcess::new();
 
 /// A connection request, passed from connector to listener.
 #[derive(Debug)]
@@ -49,15 +51,21 @@ pub struct MemConnector;
 impl Connector for MemConnector {
     async fn resolve(&self, address: &Address) -> Result<Box<dyn Outgoing>, ConnectError> {
         let Address::Mem(name) = address else {
-            let reason = "the mem connector takes mem:// addresses".to_owned();
+            let reason = "the mem connector only accepts mem:// addresses".to_owned();
             return Err(ConnectError::Unreachable { address: address.clone(), reason });
         };
-        let listener = LISTENERS.lock().get(name).cloned();
+        let listener = LISTENERS.get().lock().get(name).cloned();
         let listener = listener.ok_or_else(|| {
-            refused(address, match name.as_str() {
-                "" => "an address without a name is to listen at; connect to the server's `local_address`",
-                _ => "no listener has this name",
-            })
+            refused(
+                address,
+                match name.as_str() {
+                    "" => {
+                        "an address without a name is only for listening; connect to the server's \
+                       `local_address`"
+                    }
+                    _ => "no listener has this name",
+                },
+            )
         })?;
         Ok(Dialing::boxed(MemOutgoing { address: address.clone(), listener }))
     }
@@ -112,47 +120,46 @@ impl Dial for MemOutgoing {
     }
 }
 
-/// A name that no listener has.
-fn fresh_name(listeners: &HashMap<String, mpsc::Sender<Request>>) -> String {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    loop {
-        let name = format!("anonymous-{}", NEXT.fetch_add(1, Ordering::Relaxed));
-        if !listeners.contains_key(&name) {
-            return name;
-        }
-    }
-}
-
-/// Listens at `mem://name`; at a name that nobody has, if it is empty. The name is free again when
-/// the listener is dropped.
+/// Listens at `mem://name`, or at an unused name if it is empty. The name is free again when the
+/// listener is dropped.
 ///
 /// # Errors
 /// [`ListenError::InUse`] when the name is taken.
 pub fn listen_mem(name: &str) -> Result<Box<dyn Listener>, ListenError> {
     let (sender, requests) = mpsc::channel(BACKLOG);
-    let mut listeners = LISTENERS.lock();
+    let mut listeners = LISTENERS.get().lock();
     if name.is_empty() {
-        let name = fresh_name(&listeners);
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let name = loop {
+            let name = format!("anonymous-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+            if !listeners.contains_key(&name) {
+                break name;
+            }
+        };
         listeners.insert(name.clone(), sender);
-        return Ok(Box::new(MemListener { name, requests }));
+        return Ok(Box::new(MemListener { name, requests: OfProcess::new(requests) }));
     }
     if listeners.contains_key(name) {
         let reason = "another listener of this process has this name; choose another".to_owned();
         return Err(ListenError::InUse { address: Address::Mem(name.to_owned()), reason });
     }
     listeners.insert(name.to_owned(), sender);
+    let requests = OfProcess::new(requests);
     Ok(Box::new(MemListener { name: name.to_owned(), requests }))
 }
 
 #[derive(Debug)]
 struct MemListener {
     name: String,
-    requests: mpsc::Receiver<Request>,
+    requests: OfProcess<mpsc::Receiver<Request>>,
 }
 
 impl Drop for MemListener {
     fn drop(&mut self) {
-        LISTENERS.lock().remove(&self.name);
+        // In a child of `fork(2)` the name may be that of another listener.
+        if self.requests.is_here() {
+            LISTENERS.get().lock().remove(&self.name);
+        }
     }
 }
 
@@ -200,12 +207,12 @@ impl Answer for MemIncoming {
         let Request { wire, reply: answer, .. } = self.request;
         answer
             .send(Reply::Accepted(private_data))
-            .map_err(|_| refused(&self.address, "the peer has given up"))?;
+            .map_err(|_| refused(&self.address, "the peer gave up"))?;
         Ok(Wire::Ring(Box::new(wire)))
     }
 
     async fn reject(self, private_data: Vec<u8>) {
-        // Sending fails only if the peer has given up, and then it needs no answer.
+        // Sending fails only if the peer has given up, and such a peer needs no answer.
         let _ = self.request.reply.send(Reply::Rejected(private_data));
     }
 }

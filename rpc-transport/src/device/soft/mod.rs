@@ -15,10 +15,11 @@
 //! | `side_channel` | between processes, besides rings: doorbells, memory files, end of the peer |
 //! | `regions` | the peer's memory, mapped: one-sided access without its CPU (`shm`) |
 //! | `wire_tcp`, `outbox` | packets as frames on a byte stream |
-//! | `setup`, `pending`, `mem`, `shm`, `socket`, `turn`, `tcp` | connecting |
+//! | `setup`, `pending`, `mem`, `shm`, `socket`, `bind_lock`, `tcp` | connecting |
 
 mod advice;
 mod bell;
+mod bind_lock;
 mod cq;
 mod domain;
 mod doorbell;
@@ -44,7 +45,6 @@ mod socket;
 mod srq;
 mod targets;
 mod tcp;
-mod turn;
 mod wire;
 mod wire_ring;
 mod wire_tcp;

@@ -1,15 +1,14 @@
 //! The write queue of a tcp wire: small frames are coalesced in one buffer, large payloads are
-//! gathered from the memory they lie in (`sendmsg`).
+//! gathered from their own memory (`sendmsg`).
 //!
-//! Owns the order of bytes, and the memory they lie in until the kernel has taken them. Never
-//! frames.
+//! Owns the order of bytes, and their memory until the kernel has taken them. Never frames.
 //!
 //! Invariants:
 //! 1. Bytes go out in the order in which they were added; a partial write continues where it
 //!    stopped.
 //! 2. Memory of a [`Segment::Kept`] is read only while its WR is outstanding: the wire accepts no
-//!    acknowledgement of a frame that is not fully written ([`Outbox::first_kept`]), and copies
-//!    what is left before WRs are flushed ([`Outbox::let_go`]).
+//!    acknowledgement of a frame that is not fully written ([`Outbox::first_kept`]), and copies the
+//!    unwritten bytes before WRs are flushed ([`Outbox::detach`]).
 #![allow(unsafe_code, reason = "gathers from registered memory in a system call")]
 
 use std::collections::VecDeque;
@@ -21,6 +20,7 @@ use crate::memory::copy;
 
 use super::domain::Memory;
 use super::ring::Piece;
+use super::socket::is_forbidden;
 
 /// The wire counts as full when more copied bytes than this wait.
 const FULL_COPIED_BYTES: usize = 256 * 1024;
@@ -30,6 +30,20 @@ const FULL_KEPT_BYTES: usize = 4 * 1024 * 1024;
 const GATHER: usize = 64;
 /// A buffer larger than this is freed when it becomes empty.
 const KEEP_BYTES: usize = 64 * 1024;
+
+/// Neither waits nor raises a signal.
+const FLAGS: libc::c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+
+/// Sends one piece; returns how much of it was taken.
+///
+/// # Safety
+/// `base..base+len` is valid for reads.
+#[inline]
+unsafe fn send(socket: BorrowedFd<'_>, base: *const u8, len: usize) -> io::Result<usize> {
+    // SAFETY: promised by the caller.
+    let written = unsafe { libc::send(socket.as_raw_fd(), base.cast(), len, FLAGS) };
+    usize::try_from(written).map_err(|_| io::Error::last_os_error())
+}
 
 #[derive(Debug)]
 enum Segment {
@@ -134,8 +148,9 @@ impl Outbox {
         })
     }
 
-    /// Copies all that still lies outside the buffer, so that its owners may reuse that memory.
-    pub(super) fn let_go(&mut self) {
+    /// Copies everything that still lies outside the buffer, so that its owners may reuse that
+    /// memory.
+    pub(super) fn detach(&mut self) {
         let mut rest = Vec::with_capacity(self.buffer.len() - self.start + self.kept_bytes);
         let mut at = self.start;
         for segment in self.segments.drain(..) {
@@ -184,17 +199,13 @@ impl Outbox {
     }
 
     fn write_some(&self, socket: BorrowedFd<'_>) -> io::Result<usize> {
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         if let [Segment::Copied(len)] = self.segments.as_slices().0
             && self.segments.len() == 1
         {
-            // Small messages: with fewer arguments it is cheaper.
+            // Small messages: a call with fewer arguments is cheaper.
             let bytes = &self.buffer[self.start..self.start + len];
             // SAFETY: `bytes` is valid for reads of its length.
-            let written = unsafe {
-                libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags)
-            };
-            return usize::try_from(written).map_err(|_| io::Error::last_os_error());
+            return unsafe { send(socket, bytes.as_ptr(), bytes.len()) };
         }
         let mut gather =
             [const { libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 } }; GATHER];
@@ -215,10 +226,19 @@ impl Outbox {
         // SAFETY: all fields of a msghdr may be zero.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = gather.as_mut_ptr();
-        message.msg_iovlen = count;
+        // The field's type differs in musl.
+        message.msg_iovlen = count as _;
         // SAFETY: `message` names `count` pieces, each valid for reads (see `Segment`).
-        let written = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) };
-        usize::try_from(written).map_err(|_| io::Error::last_os_error())
+        let written = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, FLAGS) };
+        usize::try_from(written).map_err(|_| io::Error::last_os_error()).or_else(|error| {
+            if !is_forbidden(&error) {
+                return Err(error);
+            }
+            // A sandbox may refuse the call: then send one piece at a time.
+            let first = gather[0];
+            // SAFETY: the first of the pieces above.
+            unsafe { send(socket, first.iov_base.cast(), first.iov_len) }
+        })
     }
 
     /// Removes `count` written bytes from the front.
@@ -245,11 +265,7 @@ impl Outbox {
             }
             self.segments.pop_front();
         }
-        self.tidy();
-    }
-
-    /// Keeps the buffer from growing: drops written bytes when that is cheap.
-    fn tidy(&mut self) {
+        // Keeps the buffer from growing: drops written bytes when that is cheap.
         if self.start == self.buffer.len() {
             self.buffer.clear();
             self.start = 0;
@@ -267,9 +283,10 @@ impl Outbox {
 mod tests {
     use super::*;
 
-    /// What is left behind by a failed connection may be long gone when the socket takes it.
+    /// The memory that a failed connection leaves behind may be long gone when the socket takes the
+    /// bytes.
     #[test]
-    fn what_is_let_go_of_was_copied_in_order() {
+    fn released_bytes_were_copied_in_order() {
         let mut outbox = Outbox::default();
         let lasting = b"lasting".to_vec();
         {
@@ -280,7 +297,7 @@ mod tests {
             outbox.keep(Piece::from(&lasting[..]), 2);
             assert_eq!(outbox.first_kept(), Some(1));
             outbox.written(9);
-            outbox.let_go();
+            outbox.detach();
         }
         assert_eq!(outbox.first_kept(), None);
         assert_eq!(&outbox.buffer[outbox.start..], b"pt and lasting");

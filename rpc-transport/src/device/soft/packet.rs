@@ -1,4 +1,4 @@
-//! Packets: what one software queue pair says to the other, on any wire.
+//! Packets: the messages between two software queue pairs, on any wire.
 //!
 //! Owns the operations, their flags and the two fixed extensions; each wire adds its own framing (a
 //! sequence number, a cumulative ack). Pure; never copies payload.

@@ -1,18 +1,21 @@
 //! Handshakes in progress: bounded in number and in time.
 //!
 //! Owns the tasks that talk to peers which have connected but not yet sent their request, and when
-//! the next peer is accepted. Never lets those there are keep others out: above the limit, and when
-//! no file descriptor is left, the oldest is dropped, since an honest peer takes only milliseconds.
+//! the next peer is accepted. Never lets pending handshakes keep others out: above the limit, and
+//! when no file descriptor is left, the oldest is dropped, since an honest peer takes only
+//! milliseconds. Keeps one spare descriptor: if there is no other, and no handshake to drop, the
+//! next peer is accepted with it and receives the reason of its refusal.
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
-use crate::connect::address::Address;
-use crate::connect::error::ListenError;
+use crate::address::Address;
+use crate::device::connection_error::ListenError;
 use crate::device::open_files;
 use crate::log_limit::LogLimit;
 
@@ -20,34 +23,59 @@ use crate::log_limit::LogLimit;
 const MAX_PENDING: usize = 256;
 /// Time limit of one handshake.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time that each handshake has, however many others wait; and the pause before the next `accept(2)`
-/// when the system has no room for another connection and there is no handshake to be dropped.
-const TURN: Duration = Duration::from_millis(50);
+/// Time that each handshake has, however many others wait. Also the pause before the next
+/// `accept(2)` when the system has no room for another connection and there is no handshake to
+/// drop.
+const MIN_HANDSHAKE_TIME: Duration = Duration::from_millis(50);
 
 /// Handshakes, each of which yields a `T` or fails.
 #[derive(Debug)]
 pub(super) struct Pending<T> {
     tasks: JoinSet<Option<T>>,
-    /// The tasks and when they began, oldest first; some may have ended already.
+    /// The tasks with their start times, oldest first; some may have ended already.
     oldest: VecDeque<(AbortHandle, Instant)>,
-    /// Nobody is accepted before, unless a handshake ends.
+    /// Nobody is accepted before this time, unless a handshake ends.
     paused_until: Option<Instant>,
+    spare: Spare,
     dropped: LogLimit,
     not_accepted: LogLimit,
 }
 
-/// Most handshakes at a time. Asked each time, as `prlimit` may change the limit while we run.
+/// A file descriptor kept in reserve.
+#[derive(Debug)]
+enum Spare {
+    Kept {
+        _fd: OwnedFd,
+    },
+    /// Given up for the next peer; the reason why no other descriptor was left for it.
+    Lent(String),
+    /// The peer that has it is still connected, or the system had none.
+    Missing,
+}
+
+impl Spare {
+    fn new() -> Self {
+        let flags = rustix::event::EventfdFlags::CLOEXEC;
+        rustix::event::eventfd(0, flags).map_or(Self::Missing, |fd| Self::Kept { _fd: fd })
+    }
+}
+
+/// Most handshakes at a time. Asked each time, since `prlimit` may change the limit of a running
+/// process.
 fn most() -> usize {
     open_files::handshakes(MAX_PENDING)
 }
 
-/// What has happened at a listener.
+/// Something that happened at a listener.
 #[derive(Debug)]
 pub(super) enum Event<S, T> {
     /// A handshake has succeeded.
     Ready(T),
     /// A peer has connected: its handshake is to be started.
     Accepted(S),
+    /// A peer has connected, and there is no file descriptor for it: the listener is to refuse it,
+    /// for this reason.
+    Refused(S, String),
     /// Nothing for the listener: a handshake has failed, or a pause is over.
     Other,
 }
@@ -58,8 +86,9 @@ impl<T: Send + 'static> Pending<T> {
             tasks: JoinSet::new(),
             oldest: VecDeque::new(),
             paused_until: None,
-            dropped: LogLimit::new("handshakes that gave way to others"),
-            not_accepted: LogLimit::new("times that no connection could be accepted"),
+            spare: Spare::new(),
+            dropped: LogLimit::new("handshakes dropped to make room"),
+            not_accepted: LogLimit::new("failures to accept a connection"),
         }
     }
 
@@ -71,7 +100,7 @@ impl<T: Send + 'static> Pending<T> {
         self.oldest.push_back((task, Instant::now()));
     }
 
-    /// Waits until a handshake has ended, or a peer has connected; there is room for one then.
+    /// Waits until a handshake has ended, or until a peer has connected while there is room for it.
     /// Cancel-safe if `accept` is.
     ///
     /// # Errors
@@ -81,7 +110,10 @@ impl<T: Send + 'static> Pending<T> {
         address: &Address,
         accept: impl Future<Output = io::Result<S>>,
     ) -> Result<Event<S, T>, ListenError> {
-        // One that was dropped counts until its task has ended, as it has its file until then.
+        if matches!(self.spare, Spare::Missing) && self.tasks.is_empty() {
+            self.spare = Spare::new();
+        }
+        // A dropped handshake counts until its task has ended, since it has its file until then.
         if self.tasks.len() > most() && self.paused_until.is_none() {
             self.make_room(Instant::now());
         }
@@ -104,22 +136,42 @@ impl<T: Send + 'static> Pending<T> {
                 Ok(Event::Other)
             }
             accepted = accept, if pause.is_none() => match accepted {
-                Ok(peer) => Ok(Event::Accepted(peer)),
+                Ok(peer) => Ok(match std::mem::replace(&mut self.spare, Spare::Missing) {
+                    Spare::Lent(why) => Event::Refused(peer, why),
+                    other => {
+                        self.spare = other;
+                        Event::Accepted(peer)
+                    }
+                }),
                 Err(error) => self.survive(address, error).map(|()| Event::Other),
             },
         }
     }
 
-    /// Handles a failed `accept(2)`. A failure that concerns one peer only, or is temporary (no file
-    /// descriptors left), is logged and the listener goes on; any other ends it.
+    /// Handles a failed `accept(2)`. A failure that concerns one peer only, or is temporary (no
+    /// file descriptors left), is logged and the listener goes on; any other ends it.
     fn survive(&mut self, address: &Address, error: io::Error) -> Result<(), ListenError> {
         match error.raw_os_error() {
-            Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
+            Some(
+                libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM
+                // A sandbox or a firewall: retrying at once would keep a core busy.
+                | libc::EPERM | libc::EACCES | libc::ENOSYS,
+            ) => {
+                let text = open_files::explain(&error);
                 self.not_accepted.fault(std::time::Instant::now(), || {
-                    let error = open_files::explain(&error);
-                    tracing::warn!(%address, %error, "cannot accept now");
+                    tracing::warn!(%address, error = %text, "cannot accept now");
                 });
-                self.make_room(Instant::now());
+                let may_lend = self.tasks.is_empty() && open_files::advice(&error).is_some();
+                match std::mem::replace(&mut self.spare, Spare::Missing) {
+                    Spare::Kept { .. } if may_lend => self.spare = Spare::Lent(text),
+                    kept @ Spare::Kept { .. } => {
+                        self.spare = kept;
+                        self.make_room(Instant::now());
+                    }
+                    // Another thread of this process was faster, or the system has no descriptor
+                    // left either.
+                    _ => self.make_room(Instant::now()),
+                }
                 Ok(())
             }
             Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK | libc::EFAULT) | None => {
@@ -133,19 +185,22 @@ impl<T: Send + 'static> Pending<T> {
         }
     }
 
-    /// Drops the oldest handshake that has had its time, and accepts nobody until one has ended.
+    /// Drops the oldest handshake that has used its time, and accepts nobody until one has ended.
     fn make_room(&mut self, now: Instant) {
         self.oldest.retain(|(task, _)| !task.is_finished());
-        let mut until = now + TURN;
+        let mut until = now + MIN_HANDSHAKE_TIME;
         if let Some((oldest, since)) = self.oldest.front() {
-            if *since + TURN <= now {
+            if *since + MIN_HANDSHAKE_TIME <= now {
                 self.dropped.fault(std::time::Instant::now(), || {
-                    tracing::warn!("peers connect and say nothing: the oldest is dropped");
+                    tracing::warn!(
+                        "too many peers connect without sending anything: dropping the \
+                                    oldest"
+                    );
                 });
                 oldest.abort();
                 self.oldest.pop_front();
             } else {
-                until = *since + TURN;
+                until = *since + MIN_HANDSHAKE_TIME;
             }
         }
         self.paused_until = Some(until);
@@ -158,7 +213,7 @@ mod tests {
 
     use super::*;
 
-    /// A listener whose peers say nothing; each holds what stands for its file.
+    /// A listener with silent peers; each holds an object in place of its file.
     struct Silence {
         pending: Pending<()>,
         files: Vec<Weak<()>>,
@@ -181,13 +236,13 @@ mod tests {
             });
         }
 
-        /// Which peers are still there.
+        /// The peers that are still connected.
         fn open(&self) -> Vec<usize> {
             let files = self.files.iter().enumerate();
             files.filter(|(_, file)| file.strong_count() > 0).map(|(peer, _)| peer).collect()
         }
 
-        /// Goes on until `accept` has been asked, and says whether it has accepted.
+        /// Runs until `accept` has been called, and returns whether it has accepted.
         async fn accept(&mut self, accept: impl Fn() -> io::Result<()>) -> bool {
             let address = Address::ShmName("silence".to_owned());
             let asked = std::cell::Cell::new(false);
@@ -209,9 +264,10 @@ mod tests {
         Err(io::Error::from_raw_os_error(libc::EMFILE))
     }
 
-    /// 1,000 silent peers kept honest ones out of a server that had fewer files, as long as they liked.
+    /// A regression: 1,000 silent peers kept honest ones out of a server that had fewer files, for
+    /// as long as they liked.
     #[tokio::test(start_paused = true)]
-    async fn without_a_file_the_oldest_handshake_gives_way_once_it_has_had_its_turn() {
+    async fn out_of_descriptors_evicts_the_oldest_handshake() {
         let mut silence = Silence::new(3);
         assert!(!silence.accept(out_of_files).await);
         assert_eq!(silence.open(), [0, 1, 2], "they have just come");
@@ -223,8 +279,40 @@ mod tests {
         assert_eq!(silence.open(), [2]);
     }
 
+    /// A regression: clients waited in the backlog until their own time limit, whose error blamed
+    /// firewalls.
     #[tokio::test(start_paused = true)]
-    async fn handshakes_that_have_ended_do_not_give_way_before_one_that_lasts() {
+    async fn without_any_file_the_next_peer_hears_why() {
+        let mut pending = Pending::<()>::new();
+        let address = Address::ShmName("full".to_owned());
+        for _ in 0..2 {
+            let lack = async { out_of_files() };
+            let event = pending.next(&address, lack).await;
+            assert!(matches!(event, Ok(Event::Other)), "{event:?}");
+            let start = Instant::now();
+            let event = pending.next(&address, async { Ok(()) }).await;
+            let Ok(Event::Refused((), why)) = event else { panic!("{event:?}") };
+            assert!(why.contains("ulimit -n"), "{why}");
+            assert_eq!(Instant::now(), start, "no pause");
+        }
+        let event = pending.next(&address, async { Ok(()) }).await;
+        assert!(matches!(event, Ok(Event::Accepted(()))), "{event:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refused_accept_is_not_retried_at_once() {
+        for errno in [libc::EPERM, libc::EACCES, libc::ENOSYS] {
+            let mut pending = Pending::<()>::new();
+            let address = Address::ShmName("sandbox".to_owned());
+            let refused = async { io::Result::<()>::Err(io::Error::from_raw_os_error(errno)) };
+            let event = pending.next(&address, refused).await;
+            assert!(matches!(event, Ok(Event::Other)), "{event:?}");
+            assert!(pending.paused_until.is_some(), "errno {errno}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn ended_handshakes_are_not_evicted_first() {
         let mut silence = Silence::new(0);
         for _ in 0..3 {
             silence.pending.start(async { None });
@@ -233,14 +321,14 @@ mod tests {
         while silence.pending.tasks.len() > 1 {
             silence.pending.tasks.join_next().await;
         }
-        tokio::time::advance(TURN).await;
+        tokio::time::advance(MIN_HANDSHAKE_TIME).await;
         assert!(!silence.accept(out_of_files).await);
         assert!(silence.accept(|| Ok(())).await);
         assert_eq!(silence.open(), []);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn above_the_limit_nobody_is_accepted_until_the_oldest_has_gone() {
+    async fn at_the_limit_accepting_waits_for_an_eviction() {
         let most = most();
         let mut silence = Silence::new(most);
         assert!(silence.accept(|| Ok(())).await, "one more");

@@ -20,7 +20,7 @@ pub(super) struct Posted {
 unsafe impl Send for Posted {}
 
 impl Posted {
-    /// A RECV for a queue whose memory is that of `domain`.
+    /// A RECV for a queue of protection domain `domain`.
     #[inline]
     pub(super) fn new(wr: RecvWr, domain: u64) -> Self {
         let (at, len) = (wr.buffer.as_ptr(), wr.buffer.len());
@@ -32,15 +32,15 @@ impl Posted {
 /// Fewest places for RECVs, once there are any.
 const MIN_PLACES: usize = 16;
 
-/// Posted RECVs in post order: a ring of a power of two of places, or of none.
+/// Posted RECVs in post order: a ring whose size is a power of two, or 0.
 ///
 /// Invariant: the places of the numbers from `taken` to `posted` are full, all others are empty.
 #[derive(Debug, Default)]
 pub(super) struct Recvs {
     places: Vec<Option<Posted>>,
-    /// How many were ever posted, modulo 2^64.
+    /// Number of RECVs ever posted, modulo 2^64.
     posted: usize,
-    /// How many of these are here no more.
+    /// Number of these that have been taken.
     taken: usize,
 }
 
@@ -60,15 +60,15 @@ impl Recvs {
         self.posted == self.taken
     }
 
-    /// Adds the one that `make` gives.
-    // Always inlined, and a closure, so that it is made where it is stored.
+    /// Adds the RECV that `make` creates.
+    // Always inlined, and a closure, so that the RECV is created in its place.
     #[inline(always)]
     pub(super) fn push(&mut self, make: impl FnOnce() -> Posted) {
         if self.len() == self.places.len() {
             self.grow();
         }
         let place = self.place(self.posted);
-        // So that nothing is to be dropped there.
+        // Avoids a drop of the old value.
         if let Some(empty @ None) = self.places.get_mut(place) {
             *empty = Some(make());
             self.posted = self.posted.wrapping_add(1);
@@ -84,13 +84,13 @@ impl Recvs {
         all.into_iter().for_each(|recv| self.push(|| recv));
     }
 
-    /// The first one.
+    /// The first RECV.
     #[inline]
     pub(super) fn first(&self) -> Option<&Posted> {
         self.places.get(self.place(self.taken))?.as_ref()
     }
 
-    /// Takes the first one, if it is as wanted.
+    /// Takes the first RECV if it satisfies the condition.
     #[inline]
     pub(super) fn take_if(&mut self, is_wanted: impl FnOnce(&Posted) -> bool) -> Option<Posted> {
         let place = self.place(self.taken);
@@ -99,7 +99,7 @@ impl Recvs {
         Some(first)
     }
 
-    /// Takes the first one.
+    /// Takes the first RECV.
     #[inline]
     pub(super) fn take(&mut self) -> Option<Posted> {
         self.take_if(|_| true)

@@ -33,12 +33,13 @@ use super::wire_ring::RingWire;
 /// Most packets that one visit processes, so that one QP cannot keep the others waiting.
 const VISIT_PACKETS: usize = 64;
 
-/// What a visit did.
+/// The result of a visit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Visit {
     /// Something was received or completed.
     pub(super) active: bool,
-    /// The peer may be waiting for what was done here: check its doorbell when the batch ends.
+    /// The peer may be waiting for the results of this visit: check its doorbell when the batch
+    /// ends.
     pub(super) bell: bool,
 }
 
@@ -59,23 +60,24 @@ pub(super) struct QueuePair {
     stopped: bool,
     /// The peer has closed; its last packets may still be on the wire.
     closing: bool,
-    /// The peer is gone, and everything that it sent has been processed.
+    /// The peer is gone, and everything it sent has been processed.
     gone: bool,
-    /// An event says that there is more to check than the next packet.
+    /// An event reported more to check than the next packet.
     attention: bool,
     /// Packets that the next visit processes. It is 1 while packets come singly: checking the next
-    /// slot would stall on a cache line that the peer may be about to write. Once a visit has found that
-    /// many, the next one takes all that are there: each batch costs its turns of drivers and callers.
+    /// slot would stall on a cache line that the peer may be about to write. Once a visit has found
+    /// that many, the next one takes all waiting packets, since each batch costs turns of drivers
+    /// and callers.
     burst: usize,
     /// The peer has been asked to ring a doorbell.
     armed: bool,
     /// The QP is on the hot list: every poll visits it.
     pub(super) hot: bool,
-    /// The CQ's epoll set does not tell of what arrives.
+    /// The CQ's epoll set does not report arrivals.
     pub(super) muted: bool,
     /// The CQ will check the peer's doorbell when the batch ends.
     pub(super) notify_listed: bool,
-    /// The CQ's clock when something last happened here.
+    /// The CQ's clock at the last activity here.
     pub(super) last_active: u64,
 }
 
@@ -115,14 +117,6 @@ impl QueuePair {
         self.responder.uses_srq()
     }
 
-    /// Gives back the RECV of the SRQ that a message was arriving in, when the QP is destroyed.
-    pub(super) fn give_back(&mut self, sink: &mut Sink<'_>) {
-        if self.uses_srq() && self.state != QpState::Error {
-            self.wire.close();
-            self.responder.flush(None, sink, &mut self.used);
-        }
-    }
-
     pub(super) fn state(&self) -> QpState {
         self.state
     }
@@ -135,8 +129,8 @@ impl QueuePair {
         &self.wire
     }
 
-    /// Connects: INIT to RTS. If the QP has failed meanwhile the wire is dropped, which tells the
-    /// peer.
+    /// Connects: INIT to RTS. If the QP has failed in the meantime the wire is dropped, which
+    /// notifies the peer.
     pub(super) fn attach(&mut self, wire: Wire) {
         if self.state == QpState::Init {
             self.wire = wire;
@@ -151,8 +145,8 @@ impl QueuePair {
     }
 
     /// Gives the memory behind RECVs that wait back to the operating system, until it is written.
-    pub(super) fn rest(&mut self) {
-        self.responder.rest();
+    pub(super) fn release_pages(&mut self) {
+        self.responder.release_pages();
     }
 
     /// Frees the slots of a polled completion.
@@ -160,13 +154,13 @@ impl QueuePair {
         self.used.free(slots);
     }
 
-    /// Whether what was posted may wait for the poll that its poster has promised.
+    /// Whether what was posted may wait for the poll that its send_path has promised.
     #[inline]
     pub(super) fn may_wait(&self) -> bool {
         matches!(&self.wire, Wire::Tcp(wire) if wire.may_wait())
     }
 
-    /// Whether the end of a batch leaves nothing to be told that cannot wait until a poll finds nothing.
+    /// Whether every notification due at the end of a batch can wait until a poll finds nothing.
     #[inline]
     pub(super) fn may_hold_bell(&self) -> bool {
         matches!(&self.wire, Wire::Tcp(wire) if wire.may_wait_for_next())
@@ -282,7 +276,7 @@ impl QueuePair {
     }
 
     /// Fails the QP because the peer is gone and everything it sent was processed: outstanding WRs
-    /// cannot complete any more.
+    /// can no longer complete.
     #[cold]
     fn lost(&mut self, sink: &mut Sink<'_>, events: &mut VecDeque<QpEvent>) {
         if std::mem::replace(&mut self.gone, true) {
@@ -308,7 +302,7 @@ impl QueuePair {
             && !wire.ring.has_packet()
     }
 
-    /// Processes what the peer sent, completes what it accepted, sends what waits.
+    /// Processes the peer's packets, completes what it accepted, sends what waits.
     #[inline]
     pub(super) fn visit(&mut self, sink: &mut Sink<'_>, events: &mut VecDeque<QpEvent>) -> Visit {
         let attention = std::mem::take(&mut self.attention);
@@ -416,7 +410,7 @@ impl QueuePair {
             return true;
         };
         let received = wire.receive(&mut PacketTargets { requester, responder, sink, used });
-        // The event may have said that the socket has room to write.
+        // The event may mean that the socket has room to write.
         visit.bell |= attention || wire.owes_ack();
         self.closing |= wire.has_ended();
         match received {
@@ -490,8 +484,8 @@ impl QueuePair {
         matches!(self.wire, Wire::Tcp(_))
     }
 
-    /// Ends a batch on the wire, after its fence: rings the peer's doorbell if it has armed, or writes what
-    /// waits. Returns whether WRs wait that no event of the peer will restart.
+    /// Ends a batch on the wire, after its fence: rings the peer's doorbell if it has armed, or
+    /// writes what waits. Returns whether WRs wait that no event of the peer will restart.
     #[inline]
     pub(super) fn notify(&mut self) -> bool {
         match &mut self.wire {
@@ -517,7 +511,7 @@ impl QueuePair {
 #[inline]
 fn take_whole_send(word: u32, wire: &mut RingWire, targets: &mut PacketTargets<'_, '_>) -> bool {
     let Some(len) = Head::whole_send_bytes(word) else { return false };
-    // One of a single slot is never too long.
+    // A packet of a single slot is never too long.
     if len > SLOT_BODY_BYTES && len > wire.ring.max_body_bytes() {
         return false;
     }
@@ -528,7 +522,7 @@ fn take_whole_send(word: u32, wire: &mut RingWire, targets: &mut PacketTargets<'
     true
 }
 
-/// Takes one packet off the ring and does what it says.
+/// Takes one packet off the ring and carries it out.
 // Never inlined, so that the loop around it keeps what the fast path needs in registers.
 #[inline(never)]
 fn take_packet(

@@ -3,10 +3,10 @@
 //! Owns the cache of mappings of one `shm` connection, and the checks of an access through them.
 //! Never talks to the peer: the wire asks it, and stores the answer here.
 //!
-//! A region is asked for once, on the first access to its rkey. What the cache cannot serve (a
-//! region that cannot be mapped, an access out of bounds or not allowed, a region deregistered
-//! meanwhile) goes through the target's engine, which serves or refuses it according to the
-//! contract.
+//! A region is requested once, on the first access to its rkey. An access that the cache cannot
+//! serve (a region that cannot be mapped, an access out of bounds or not allowed, a region
+//! deregistered in the meantime) goes through the target's engine, which serves or refuses it
+//! according to the contract.
 //!
 //! Invariants:
 //! 1. A copy stays inside a mapping whose size was checked against the file's.
@@ -23,7 +23,7 @@ use crate::device::RemoteSlice;
 use crate::memory::copy;
 
 use super::domain::revoked_offset;
-use super::mapping::{self, Mapping, PAGE_BYTES};
+use super::mapping::{self, Mapping, page_bytes};
 use super::packet::Span;
 use super::ring::Piece;
 
@@ -71,7 +71,7 @@ impl Regions {
             Err(known) => return known,
         };
         // SAFETY: `find` checked the span; `from` is memory of a WR. The two cannot overlap: only
-        // this cache knows the mapping. Peers may write both meanwhile.
+        // this cache knows the mapping. Peers may be writing both.
         unsafe { copy::between_shared(from.base.as_ptr(), target.as_ptr(), from.len) };
         // The copy is ordered before the packet that follows, which is published by a release
         // store.
@@ -179,6 +179,6 @@ fn map(len: u64, file: BorrowedFd<'_>, writable: bool) -> std::io::Result<Mappin
     };
     let len = usize::try_from(len).map_err(|_| impossible())?;
     let pages = mapping::whole_pages(len).map_err(|_| impossible())?;
-    let bytes = pages.checked_add(PAGE_BYTES).ok_or_else(impossible)?;
+    let bytes = pages.checked_add(page_bytes()).ok_or_else(impossible)?;
     mapping::map_received(file, bytes, writable)
 }

@@ -4,10 +4,10 @@
 //! target has accepted. Never touches the RQ.
 //!
 //! Invariants:
-//! 1. WRs start in post order; one that waits keeps all later ones waiting (contract rule 1).
-//! 2. `holds` has the memory of those in flight that have some, in their order.
-//! 3. Bytes on the wire may point into `holds` and `waiting` (a tcp wire gathers from there),
-//!    so their memory is released only on completion, or after the wire has stopped using it.
+//! 1. WRs start in post order; a waiting WR keeps all later ones waiting (contract rule 1).
+//! 2. `holds` has the memory of the WRs in flight that have any, in their order.
+//! 3. Bytes on the wire may point into `holds` and `waiting` (a tcp wire gathers from there), so
+//!    their memory is released only on completion, or after the wire has stopped using it.
 #![allow(unsafe_code, reason = "gathers from registered memory")]
 
 use std::collections::VecDeque;
@@ -79,7 +79,8 @@ impl Held {
     }
 }
 
-/// The memory of a WR on the wire. Apart, as most have none, so that they are short.
+/// The memory of a WR on the wire. Separate from [`InFlightWr`], which stays small, since most WRs
+/// have none.
 #[derive(Debug)]
 struct Holding {
     held: Held,
@@ -275,23 +276,14 @@ impl Requester {
         true
     }
 
-    /// A WR without memory is on the wire.
+    /// Records a WR without memory that is now on the wire.
     #[inline]
     fn fly(&mut self, wr_id: u64, end: u64, signaled: bool) {
         self.signaled += u32::from(signaled);
         self.in_flight.push(InFlightWr { wr_id, end, signaled, holds: false });
     }
 
-    /// A WR that waited is on the wire.
-    fn fly_held(&mut self, gone: Waiting, end: u64, reading: bool) {
-        self.signaled += u32::from(gone.signaled);
-        self.reads += usize::from(reading);
-        let (wr_id, signaled) = (gone.wr_id, gone.signaled);
-        self.in_flight.push(InFlightWr { wr_id, end, signaled, holds: true });
-        self.holds.push_back(Holding { held: gone.held, reading: reading.then_some(0) });
-    }
-
-    /// The memory of the WR that is the first in flight, or has just been.
+    /// The memory of the WR that is, or has just been, the first in flight.
     #[inline]
     fn take_held(&mut self, wr: &InFlightWr) -> Held {
         if !wr.holds {
@@ -324,12 +316,17 @@ impl Requester {
         while !self.waiting.is_empty() {
             match self.start_front(wire) {
                 Start::Blocked => break,
-                // WRs posted before it complete first.
+                // WRs posted earlier complete first.
                 Start::Failed(_) if !self.in_flight.is_empty() => break,
                 Start::Failed(status) => return Err(status),
                 Start::Gone { end, reading } => {
                     let Some(gone) = self.waiting.pop_front() else { break };
-                    self.fly_held(gone, end, reading);
+                    self.signaled += u32::from(gone.signaled);
+                    self.reads += usize::from(reading);
+                    let (wr_id, signaled) = (gone.wr_id, gone.signaled);
+                    self.in_flight.push(InFlightWr { wr_id, end, signaled, holds: true });
+                    let reading = reading.then_some(0);
+                    self.holds.push_back(Holding { held: gone.held, reading });
                 }
             }
         }
@@ -530,7 +527,7 @@ impl Waiting {
         }
     }
 
-    /// Finishes a WR whose bytes have been copied already. It completes in post order: once
+    /// Finishes a WR whose bytes have already been copied. It completes in post order: once
     /// everything before it is accepted.
     fn gone_when_all_is_accepted(&self, wire: &mut Wire) -> Start {
         let end = if self.signaled { wire.await_all() } else { Some(wire.position()) };

@@ -1,11 +1,11 @@
-//! The responder: one QP's receive queue, and the handling of the peer's packets.
+//! The responder: one QP's receive queue, and the packets that the peer sends to it.
 //!
 //! Owns posted RECVs, the message that is arriving, and the answers owed. Checks everything that a
 //! packet says. Never touches the SQ.
 //!
 //! Invariants:
-//! 1. RECVs are consumed in post order. The RECV of a message that arrives in steps stays at the front
-//!    of `recvs` until the message is complete, so a flush finds it.
+//! 1. RECVs are consumed in post order. The RECV of a message that arrives in steps stays at the
+//!    front of `recvs` until the message is complete, so a flush finds it.
 //! 2. A [`Landing`] is valid for the payload of the packet that it was given for, until the packet
 //!    is finished or the responder flushed, whichever comes first.
 //! 3. Answers owed are bounded: more than [`MAX_READS`] READs, or two MAPs, violate the protocol.
@@ -83,7 +83,8 @@ impl Responder {
         Ok(())
     }
 
-    /// Takes RECVs out of a list until that is empty, or the RQ is full: then the error is its size.
+    /// Takes RECVs out of a list until that is empty, or the RQ is full: then the error is its
+    /// size.
     #[inline]
     pub(super) fn post_all(&mut self, wrs: &mut Vec<RecvWr>, used: &mut Slots) -> Result<(), u32> {
         let room = self.max_wr - used.recvs;
@@ -96,23 +97,24 @@ impl Responder {
         if wrs.is_empty() { Ok(()) } else { Err(self.max_wr) }
     }
 
-    /// Gives the pages behind posted RECVs back to the operating system. A message takes the next RECV
-    /// in post order, so that short ones after each other would come to write to all of them.
-    pub(super) fn rest(&mut self) {
-        // The one at the front may hold a part of a message (invariant 1), or be landed in (2). What is of
-        // another domain may be of a device that pins it.
+    /// Gives the pages behind posted RECVs back to the operating system. A message takes the next
+    /// RECV in post order, so even a sequence of short messages would write to all of them over
+    /// time.
+    pub(super) fn release_pages(&mut self) {
+        // The RECV at the front may hold a part of a message (invariant 1), or be the target of a
+        // landing (2). A buffer of another domain may belong to a device that pins it.
         let waiting = self.recvs.iter().skip(1).filter(|recv| !recv.foreign);
         let mut spans: Vec<_> = waiting.map(|recv| (recv.at, recv.len)).collect();
         spans.sort_unstable();
-        // Neighbours in one system call, and with the pages that they share.
+        // Adjacent buffers in one system call, including the pages that they share.
         spans.dedup_by(|next, first| {
             let adjoins = first.0.as_ptr().wrapping_add(first.1) == next.0.as_ptr();
             first.1 += if adjoins { next.1 } else { 0 };
             adjoins
         });
         for (at, len) in spans {
-            // SAFETY: whole posted buffers, which are owned here (contract rule 14), and none is being
-            // written: only the RECV at the front ever is.
+            // SAFETY: whole posted buffers, which are owned here (contract rule 14), and none is
+            // being written: only the RECV at the front ever is.
             unsafe { pages::discard(at, len) };
         }
     }
@@ -135,7 +137,8 @@ impl Responder {
         used: &mut Slots,
     ) {
         self.complete(recv, CompletionKind::Recv, len as u64, None, sink, used);
-        // Prefetch the next buffer: buffers are used in turn, so it has probably left the cache.
+        // Prefetch the next buffer: buffers are used in rotation, so it has probably left the
+        // cache.
         if let Some(next) = self.recvs.first() {
             prefetch::line(next.at.as_ptr());
             prefetch::line(next.at.as_ptr().wrapping_add(64));
@@ -327,7 +330,8 @@ impl Responder {
         self.complete(recv, kind, len, imm, sink, used);
     }
 
-    // Always inlined, so that the completion of a message in one packet is built in its final place.
+    // Always inlined, so that the completion of a message in one packet is built in its final
+    // place.
     #[inline(always)]
     fn complete(
         &self,
@@ -378,8 +382,8 @@ impl Responder {
         !self.answers.is_empty()
     }
 
-    /// Flushes all RECVs, those of the SRQ not among them; the first gets status `first` if it is given (contract rule 8). The wire
-    /// must no longer hold a landing.
+    /// Flushes all RECVs, those of the SRQ not among them; the first gets status `first` if it is
+    /// given (contract rule 8). The wire must no longer hold a landing.
     pub(super) fn flush(&mut self, first: Option<Status>, sink: &mut Sink<'_>, used: &mut Slots) {
         self.message = Message::None;
         self.answers.clear();
@@ -446,7 +450,7 @@ fn send_map(
             match wire.pass_file(span.rkey, file) {
                 Ok(true) => {}
                 Ok(false) => return false,
-                // Length 0 tells the peer to access the region through the engine.
+                // Length 0 makes the peer access the region through the engine.
                 Err(_) => span.len = 0,
             }
         }

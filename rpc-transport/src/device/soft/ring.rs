@@ -18,7 +18,7 @@
 //!    by payload is zeroed before the packet in front of it is published.
 //! 3. A packet is published only when its slots and one more are free, so that invariant 2 can be
 //!    kept.
-//! 4. Every word of the peer's segment is read once and checked before use; payload is copied out
+//! 4. Every word in the peer's segment is read once and checked before use; payload is copied out
 //!    before it is looked at. Both are atomic accesses, so there is no data race with a peer that
 //!    writes meanwhile. Whatever the peer writes, no access leaves the segment.
 #![allow(unsafe_code, reason = "memory that another process may write")]
@@ -86,7 +86,7 @@ impl From<&[u8]> for Piece {
     }
 }
 
-/// What the peer's control words say about the packets sent here.
+/// The peer's report, in its control words, about the packets sent here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Feedback {
     /// Position up to which the peer has accepted them.
@@ -104,7 +104,7 @@ pub(super) enum Unsent {
     TooLong,
 }
 
-/// The peer's control words contradict themselves, or what was sent.
+/// The peer's control words contradict each other, or what was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BadFeedback;
 
@@ -123,14 +123,14 @@ pub(super) struct Ring<S = Mapping> {
     awaited: u64,
     /// One bit per slot: its first word was overwritten by payload (invariant 2).
     overwritten: Box<[u64]>,
-    /// How many bits are set there: none, as long as every packet fits in one slot.
+    /// Number of bits set there: 0 as long as every packet fits in one slot.
     overwritten_count: usize,
     /// Something was sent or accepted that the peer may be waiting for.
     bell_due: bool,
     ringer: Ringer,
     /// Position of the next packet to receive, in slots.
     head: u64,
-    /// The value of `head` that the peer has been told.
+    /// The value of `head` that was last published to the peer.
     published: u64,
     sleeper: Sleeper,
 }
@@ -141,7 +141,7 @@ impl<S: Segment> Ring<S> {
     ///
     /// # Panics
     /// When `slots` is not a power of two between [`MIN_SLOTS`] and [`MAX_SLOTS`], or a mapping is
-    /// too small: callers check what comes from a peer.
+    /// too small: callers check values from a peer.
     pub(super) fn new(own: Arc<S>, peer: Arc<S>, slots: usize) -> Self {
         assert!(slots.is_power_of_two() && (MIN_SLOTS..=MAX_SLOTS).contains(&slots));
         assert!(own.len() >= segment_bytes(slots) && peer.len() >= segment_bytes(slots));
@@ -218,7 +218,10 @@ impl<S: Segment> Ring<S> {
             }
         }
         for position in self.tail + 1..self.tail + slots {
-            self.mark_overwritten(position);
+            let slot = self.slot_offset(position) / SLOT_BYTES;
+            let bit = 1 << (slot % 64);
+            self.overwritten_count += usize::from(self.overwritten[slot / 64] & bit == 0);
+            self.overwritten[slot / 64] |= bit;
         }
         let word = u64::from(sequence(self.tail)) | u64::from(head) << 32;
         let at = CONTROL_BYTES + self.slot_offset(self.tail);
@@ -241,7 +244,8 @@ impl<S: Segment> Ring<S> {
         }
         self.invalidate(self.tail + 1);
         let offset = self.slot_offset(self.tail);
-        // SAFETY: one slot at the tail, which is inside; the bytes fit its body, as was looked at above.
+        // SAFETY: one slot at the tail, which is inside the segment; the bytes fit its body, as
+        // checked above.
         unsafe { self.own.put_private(offset + WORD_BYTES, bytes) };
         #[allow(clippy::cast_possible_truncation, reason = "less than a slot")]
         let head = Head::whole_send(body_bytes as u16, ack);
@@ -291,13 +295,6 @@ impl<S: Segment> Ring<S> {
         }
     }
 
-    fn mark_overwritten(&mut self, position: u64) {
-        let slot = self.slot_offset(position) / SLOT_BYTES;
-        let bit = 1 << (slot % 64);
-        self.overwritten_count += usize::from(self.overwritten[slot / 64] & bit == 0);
-        self.overwritten[slot / 64] |= bit;
-    }
-
     /// Copies a piece to byte `at` of the slots, wrapping around. Returns where it ends.
     #[inline]
     fn write(&self, at: usize, piece: Piece) -> usize {
@@ -315,7 +312,7 @@ impl<S: Segment> Ring<S> {
         at + piece.len
     }
 
-    /// Reads what the peer says about the packets sent.
+    /// Reads the peer's report about the packets sent.
     #[inline]
     pub(super) fn feedback(&mut self) -> Result<Feedback, BadFeedback> {
         // The peer stores a refusal after the position that it refers to, so it is read first.
@@ -332,7 +329,7 @@ impl<S: Segment> Ring<S> {
         Ok(Feedback { accepted, nak })
     }
 
-    /// Whether the peer has said anything new about the packets sent.
+    /// Whether the peer has reported anything new about the packets sent.
     pub(super) fn has_news(&self) -> bool {
         self.peer.control(NAK).load(Ordering::Acquire) != 0
             || self.peer.long(ACCEPTED).load(Ordering::Acquire) != self.accepted
@@ -385,7 +382,7 @@ impl<S: Segment> Ring<S> {
     ///
     /// # Safety
     /// `to` is valid for writes of `len` bytes and lies outside the peer's segment. Others may
-    /// access it at the same time, as [`copy`] says.
+    /// access it at the same time, under the rules of [`copy`].
     #[inline]
     pub(super) unsafe fn copy_body(&self, offset: usize, to: NonNull<u8>, len: usize) {
         debug_assert!(offset + len <= usize::from(u16::MAX));
@@ -397,12 +394,13 @@ impl<S: Segment> Ring<S> {
             let rest = (len - first).min(self.bytes);
             // SAFETY: `first < len`.
             let to = unsafe { to.add(first) };
-            // SAFETY: `rest <= bytes`, at most what is left of `to`.
+            // SAFETY: `rest <= bytes`, which is at most the remaining room of `to`.
             unsafe { self.peer.get(0, to, rest) };
         }
     }
 
-    /// Copies the body of the next packet, `len` bytes, to `to`, and removes the packet from the ring.
+    /// Copies the body of the next packet, `len` bytes, to `to`, and removes the packet from the
+    /// ring.
     ///
     /// # Safety
     /// As for [`Ring::copy_body`].
@@ -449,7 +447,7 @@ impl<S: Segment> Ring<S> {
         self.head != self.published
     }
 
-    /// Tells the peer that everything consumed is accepted.
+    /// Publishes that everything consumed is accepted.
     #[inline]
     pub(super) fn publish(&mut self) {
         self.published = self.head;
@@ -457,7 +455,7 @@ impl<S: Segment> Ring<S> {
         self.own.long(ACCEPTED).store(self.head, Ordering::Release);
     }
 
-    /// Tells the peer that the next packet is refused.
+    /// Reports to the peer that the next packet is refused.
     pub(super) fn refuse(&mut self, nak: Nak) {
         self.publish();
         self.own.control(NAK).store(nak as u32, Ordering::Release);
@@ -476,7 +474,7 @@ impl<S: Segment> Ring<S> {
 
     // ---- closing ----
 
-    /// Tells the peer that nothing more will be sent.
+    /// Reports to the peer that nothing more will be sent.
     pub(super) fn close(&self) {
         self.own.control(CLOSED).store(1, Ordering::Release);
     }

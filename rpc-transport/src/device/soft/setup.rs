@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::connect::error::{ConnectError, ListenError};
+use crate::device::connection_error::{ConnectError, ListenError};
 use crate::device::{
     Attach, CompletionQueue, Device, Established, Incoming, Outgoing, PeerIdentity, ProviderError,
     QpCapacity, QpHandle, REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
@@ -55,7 +55,7 @@ pub(super) trait Dial: fmt::Debug + Send {
     fn device(&self) -> &'static Arc<dyn Device>;
 
     /// Sends the request, with private data of [`REQ_PRIVATE_DATA_BYTES`]. Returns the private data
-    /// of the answer, who the peer is, and the wire to it.
+    /// of the answer, the peer's identity, and the wire to it.
     async fn dial(
         self,
         private_data: Vec<u8>,
@@ -160,7 +160,12 @@ impl<A: Answer> Incoming for Answering<A> {
     }
 
     async fn reject(self: Box<Self>, private_data: &[u8]) {
-        self.answer.reject(pad_rejection(private_data)).await;
+        let private_data = pad(private_data, REJ_PRIVATE_DATA_BYTES).unwrap_or_else(|error| {
+            // The peer must be refused in any case.
+            tracing::warn!(%error, "a connection is rejected without the reason");
+            vec![0; REJ_PRIVATE_DATA_BYTES]
+        });
+        self.answer.reject(private_data).await;
     }
 }
 
@@ -180,15 +185,6 @@ pub(super) fn pad(private_data: &[u8], limit: usize) -> Result<Vec<u8>, Provider
     Ok(padded)
 }
 
-/// Private data of a rejection. If it is too long it is left out and that is logged: the peer must
-/// be refused in any case.
-fn pad_rejection(private_data: &[u8]) -> Vec<u8> {
-    pad(private_data, REJ_PRIVATE_DATA_BYTES).unwrap_or_else(|error| {
-        tracing::warn!(%error, "a connection is rejected without the reason");
-        vec![0; REJ_PRIVATE_DATA_BYTES]
-    })
-}
-
 /// Fails outside a tokio runtime, which set-up over sockets needs.
 pub(super) fn need_runtime(scheme: &'static str) -> Result<(), ListenError> {
     tokio::runtime::Handle::try_current().map(drop).map_err(|_| {
@@ -197,10 +193,11 @@ pub(super) fn need_runtime(scheme: &'static str) -> Result<(), ListenError> {
     })
 }
 
-/// Why ends of two versions do not connect; reads the same at both, as the listener tells the connector.
+/// The reason why two versions do not connect. The listener sends it to the connector, so it reads
+/// the same at both ends.
 pub(super) fn other_version(theirs: u8, ours: u8) -> String {
     format!(
-        "version {theirs} and version {ours} of the set-up do not go together; build both ends from \
-         the same release"
+        "set-up versions {theirs} (peer) and {ours} (this end) are incompatible; build both ends \
+         from the same release"
     )
 }

@@ -12,6 +12,8 @@
 //! Invariants:
 //! 1. Both sides refuse a peer of another user.
 //! 2. A segment is mapped only if it is sealed and has the size that its slot count requires.
+//! 3. A request is answered even if this side cannot share memory: the peer may have another
+//!    transport.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,18 +21,22 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use async_trait::async_trait;
+use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::connect::address::Address;
-use crate::connect::error::{ConnectError, ListenError};
+use crate::address::Address;
+use crate::device::connection_error::{ConnectError, ListenError};
 use crate::device::{
     Connector, Device, Incoming, Listener, Outgoing, PeerIdentity, ProviderError,
     REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES, open_files,
 };
 use crate::log_limit::LogLimit;
+use crate::memory::process::OfProcess;
+use crate::text::printable_bytes;
 
-use super::advice::{self, cannot_connect, cannot_listen};
+use super::advice::{self, cannot_connect, cannot_listen, cannot_share};
+use super::mapping::refused;
 use super::pending::{Event, Pending};
 use super::ring::{DEFAULT_SLOTS, MAX_SLOTS, MIN_SLOTS};
 use super::setup::{self, Answer, Answering, CONNECT_TIMEOUT, Dial, Dialing};
@@ -85,13 +91,17 @@ fn decode(bytes: &[u8], files: Vec<OwnedFd>) -> Result<Message, String> {
 
 impl Message {
     /// Maps the segment that came with the message.
-    fn map(&mut self) -> Result<PeerHalf, String> {
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidData`]: a defect of the segment; other errors say why it cannot be
+    /// mapped here.
+    fn map(&mut self) -> io::Result<PeerHalf> {
         let slots = self.slots as usize;
         if !slots.is_power_of_two() || !(MIN_SLOTS..=MAX_SLOTS).contains(&slots) {
-            return Err(format!("a ring cannot have {slots} slots"));
+            let reason = format!("a ring of {slots} slots is not possible");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
         }
-        let files = std::mem::take(&mut self.files);
-        PeerHalf::map(slots, files).map_err(|error| error.to_string())
+        PeerHalf::map(slots, std::mem::take(&mut self.files))
     }
 }
 
@@ -99,7 +109,7 @@ async fn send(socket: &Socket, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Re
     socket.async_io(Interest::WRITABLE, |fd| socket::send(fd.as_fd(), bytes, files)).await
 }
 
-/// Receives one message; the inner error says what is wrong with it.
+/// Receives one message; the inner error describes a malformed one.
 async fn receive(socket: &Socket) -> io::Result<Result<Message, String>> {
     let mut bytes = [0; MAX_MESSAGE_BYTES];
     let received =
@@ -142,7 +152,7 @@ impl ShmConnector {
 impl Connector for ShmConnector {
     async fn resolve(&self, address: &Address) -> Result<Box<dyn Outgoing>, ConnectError> {
         if !matches!(address, Address::ShmName(_) | Address::ShmPath(_)) {
-            let reason = "the shm connector takes shm:// addresses".to_owned();
+            let reason = "the shm connector only accepts shm:// addresses".to_owned();
             return Err(ConnectError::Unreachable { address: address.clone(), reason });
         }
         let (address, slots) = (address.clone(), self.slots);
@@ -166,10 +176,9 @@ impl Dial for ShmOutgoing {
         self,
         private_data: Vec<u8>,
     ) -> Result<(Vec<u8>, PeerIdentity, Wire), ConnectError> {
-        let half = Half::create(self.slots).map_err(|error| out_of_resources(&error))?;
         let request = encode(REQUEST, self.slots, &private_data);
-        let exchange = self.exchange(&request, &half);
-        let (peer, socket, message) =
+        let exchange = self.exchange(&request);
+        let (half, peer, socket, message) =
             tokio::time::timeout(CONNECT_TIMEOUT, exchange).await.map_err(|_| {
                 ConnectError::TimedOut { address: self.address.clone(), after: CONNECT_TIMEOUT }
             })??;
@@ -177,12 +186,14 @@ impl Dial for ShmOutgoing {
         let mut body = std::mem::take(&mut message.body);
         match message.kind {
             REPLY => {
-                let peer_half = message.map().map_err(|reason| self.protocol(reason))?;
+                let peer_half = message.map().map_err(|error| match error.kind() {
+                    io::ErrorKind::InvalidData => self.protocol(error.to_string()),
+                    _ => cannot_share(&error),
+                })?;
                 if peer_half.slots() != self.slots {
                     return Err(self.protocol("the reply is for a ring of another size".to_owned()));
                 }
-                let joined = half.join(peer_half, socket);
-                let (wire, _) = joined.map_err(|error| out_of_resources(&error))?;
+                let (wire, _) = half.join(peer_half, socket);
                 body.resize(REP_PRIVATE_DATA_BYTES, 0);
                 Ok((body, peer, Wire::Ring(Box::new(wire))))
             }
@@ -190,7 +201,7 @@ impl Dial for ShmOutgoing {
                 body.resize(REJ_PRIVATE_DATA_BYTES, 0);
                 Err(self.rejected("the application refused", body))
             }
-            REFUSE => Err(self.rejected(&String::from_utf8_lossy(&body), Vec::new())),
+            REFUSE => Err(self.rejected(&printable_bytes(&body).to_string(), Vec::new())),
             other => Err(self.protocol(format!("a reply of unknown kind {other}"))),
         }
     }
@@ -201,21 +212,24 @@ impl ShmOutgoing {
     async fn exchange(
         &self,
         request: &[u8],
-        half: &Half,
-    ) -> Result<(PeerIdentity, OwnedFd, Result<Message, String>), ConnectError> {
+    ) -> Result<(Half, PeerIdentity, OwnedFd, Result<Message, String>), ConnectError> {
         let socket = self.open().await?;
-        let credentials =
-            socket::check_user(socket.as_fd()).map_err(|error| self.protocol(error.to_string()))?;
+        let credentials = socket::check_user(socket.as_fd())
+            .map_err(|error| self.rejected(&error.to_string(), Vec::new()))?;
+        let half = Half::create(self.slots, socket.as_fd());
+        let half = half.map_err(|error| cannot_share(&error))?;
         let socket =
             socket::watch(socket).map_err(|error| ConnectError::from(out_of_resources(&error)))?;
-        let lost = |error: io::Error| match error.kind() {
+        let lost = |call, error: io::Error| match error.kind() {
             _ if open_files::advice(&error).is_some() => out_of_resources(&error).into(),
+            _ if socket::is_forbidden(&error) => cannot_share(&forbidden(call, error)),
             io::ErrorKind::InvalidData => self.protocol(error.to_string()),
-            _ => self.rejected("the request was dropped", Vec::new()),
+            _ => self.rejected(&format!("the request was dropped ({error})"), Vec::new()),
         };
-        send(&socket, request, &[half.file()]).await.map_err(lost)?;
-        let message = receive(&socket).await.map_err(lost)?;
-        Ok((identity(credentials), socket.into_inner(), message))
+        let sent = send(&socket, request, &[half.file()]).await;
+        sent.map_err(|error| lost("sendmsg", error))?;
+        let message = receive(&socket).await.map_err(|error| lost("recvmsg", error))?;
+        Ok((half, identity(credentials), socket.into_inner(), message))
     }
 
     async fn open(&self) -> Result<OwnedFd, ConnectError> {
@@ -227,7 +241,7 @@ impl ShmOutgoing {
         loop {
             match socket::connect(&at) {
                 Ok(socket) => return Ok(socket),
-                // The listener's backlog is full, and no event tells when it has room again.
+                // The listener's backlog is full, and no event reports when it has room again.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     tokio::time::sleep(std::time::Duration::from_millis(2)).await;
                 }
@@ -246,6 +260,16 @@ impl ShmOutgoing {
     }
 }
 
+/// The error of a system call that this process may not make, with a remedy.
+fn forbidden(call: &'static str, error: io::Error) -> io::Error {
+    Errno::from_io_error(&error).map_or(error, refused(call))
+}
+
+/// The server's reason, as sent to the peer.
+fn no_shared_memory(error: &io::Error) -> String {
+    format!("the server offers no shared memory: {}", open_files::explain(error))
+}
+
 fn out_of_resources(error: &io::Error) -> ProviderError {
     advice::out_of_resources("making a connection", error)
 }
@@ -257,11 +281,19 @@ fn out_of_resources(error: &io::Error) -> ProviderError {
 ///
 /// # Errors
 /// [`ListenError::InUse`] when another listener has the address, [`ListenError::Unavailable`]
-/// outside a runtime, [`ListenError::Failed`] with the operating system's error.
+/// outside a runtime, or where this process cannot share memory, [`ListenError::Failed`] with the
+/// operating system's error.
 pub fn listen_shm(address: &Address) -> Result<Box<dyn Listener>, ListenError> {
     setup::need_runtime("shm")?;
+    let failed = |error: io::Error| cannot_listen(address.clone(), &error);
     let bound = ListeningSocket::bind(address).and_then(AsyncFdOf::new);
-    let socket = bound.map_err(|error| cannot_listen(address.clone(), &error))?;
+    let socket = OfProcess::new(bound.map_err(failed)?);
+    // A failure here would repeat for every connection.
+    let probe = Half::create(DEFAULT_SLOTS, socket.watched.get_ref().as_fd());
+    probe.map_err(|error| match error.raw_os_error() {
+        None => ListenError::Unavailable { scheme: "shm", reason: error.to_string() },
+        Some(_) => failed(error),
+    })?;
     let refused = Arc::new(LogLimit::new("connections that were refused"));
     Ok(Box::new(ShmListener { address: address.clone(), socket, pending: Pending::new(), refused }))
 }
@@ -284,7 +316,9 @@ impl AsyncFdOf {
 #[derive(Debug)]
 struct ShmListener {
     address: Address,
-    socket: AsyncFdOf,
+    /// A child of `fork(2)` must neither remove its file nor deregister it from the epoll that it
+    /// shares.
+    socket: OfProcess<AsyncFdOf>,
     pending: Pending<ShmIncoming>,
     refused: Arc<LogLimit>,
 }
@@ -301,7 +335,8 @@ impl Listener for ShmListener {
                 self.socket.watched.async_io(Interest::READABLE, |fd| socket::accept(fd.as_fd()));
             match self.pending.next(&self.address, accept).await? {
                 Event::Ready(incoming) => return Ok(Answering::boxed(incoming)),
-                Event::Accepted(socket) => {
+                // A peer whose memory gets no file descriptor learns that from the handshake.
+                Event::Accepted(socket) | Event::Refused(socket, _) => {
                     let (address, refused) = (self.address.clone(), Arc::clone(&self.refused));
                     self.pending.start(handshake(socket, address, refused));
                 }
@@ -325,6 +360,10 @@ async fn handshake(
             Err(out_of_resources(&error).to_string())
         }
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error.to_string()),
+        Err(error) if socket::is_forbidden(&error) => {
+            socket::discard(socket.get_ref().as_fd());
+            Err(no_shared_memory(&forbidden("recvmsg", error)))
+        }
         Err(_) => return None,
         Ok(request) => request,
     };
@@ -338,13 +377,25 @@ async fn handshake(
         }
         Err(reason) => {
             refused.fault(Instant::now(), || {
-                tracing::warn!(%address, %reason, "a connection is refused");
+                tracing::warn!(%address, %reason, "refusing a connection");
             });
-            // The peer may be gone already, or may not speak this protocol.
-            let _ = send(&socket, &encode(REFUSE, 0, reason.as_bytes()), &[]).await;
+            refuse(&socket, &reason).await;
             None
         }
     }
+}
+
+/// Sends the peer the reason of its refusal. The peer may be gone already, or may not speak this
+/// protocol.
+async fn refuse(socket: &Socket, reason: &str) {
+    let _ = send(socket, &refusal(reason), &[]).await;
+}
+
+/// The message that refuses, with as many bytes of the reason as fit.
+fn refusal(reason: &str) -> Vec<u8> {
+    let end =
+        (0..=reason.len().min(REP_PRIVATE_DATA_BYTES)).rfind(|at| reason.is_char_boundary(*at));
+    encode(REFUSE, 0, &reason.as_bytes()[..end.unwrap_or(0)])
 }
 
 /// Checks a request. Returns its private data and the peer's half.
@@ -352,7 +403,10 @@ fn check_request(mut request: Message) -> Result<(Vec<u8>, PeerHalf), String> {
     if request.kind != REQUEST {
         return Err(format!("a request was expected, not a message of kind {}", request.kind));
     }
-    let half = request.map()?;
+    let half = request.map().map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidData => error.to_string(),
+        _ => no_shared_memory(&error),
+    })?;
     let private_data = setup::pad(&request.body, REQ_PRIVATE_DATA_BYTES);
     Ok((private_data.map_err(|error| error.to_string())?, half))
 }
@@ -383,22 +437,34 @@ impl Answer for ShmIncoming {
     async fn accept(self, private_data: Vec<u8>) -> Result<Wire, ConnectError> {
         let Self { address, socket, half: peer_half, .. } = self;
         let slots = peer_half.slots();
-        let half = Half::create(slots).map_err(|error| out_of_resources(&error))?;
-        let joined = half.join(peer_half, socket.into_inner());
-        let (wire, segment) = joined.map_err(|error| out_of_resources(&error))?;
+        let half = match Half::create(slots, socket.as_fd()) {
+            Ok(half) => half,
+            Err(error) => {
+                refuse(&socket, &no_shared_memory(&error)).await;
+                return Err(cannot_share(&error));
+            }
+        };
+        let (wire, segment) = half.join(peer_half, socket.into_inner());
         let reply = encode(REPLY, slots, &private_data);
         // Nothing else is in the socket, so the reply fits, unless the peer is gone.
-        wire.send_reply(&reply, segment.as_fd()).map_err(|error| ConnectError::Refused {
-            address,
-            reason: format!("the peer has given up: {error}"),
-        })?;
-        Ok(Wire::Ring(Box::new(wire)))
+        match wire.send_reply(&reply, &[segment.as_fd()]) {
+            Ok(()) => Ok(Wire::Ring(Box::new(wire))),
+            Err(error) if socket::is_forbidden(&error) => {
+                let error = forbidden("sendmsg", error);
+                let _ = wire.send_reply(&refusal(&no_shared_memory(&error)), &[]);
+                Err(cannot_share(&error))
+            }
+            Err(error) => {
+                let reason = format!("the peer gave up: {error}");
+                Err(ConnectError::Refused { address, reason })
+            }
+        }
     }
 
     async fn reject(self, private_data: Vec<u8>) {
         let reason = encode(REJECT, 0, &private_data);
-        // A peer that has given up needs no answer. The timeout bounds the wait for one that does
-        // not read.
+        // A peer that has given up needs no answer. The timeout bounds the wait for a peer that
+        // does not read.
         let _ = tokio::time::timeout(CONNECT_TIMEOUT, send(&self.socket, &reason, &[])).await;
     }
 }

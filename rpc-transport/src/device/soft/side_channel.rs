@@ -1,7 +1,7 @@
 //! The side channel of a `shm` connection: the socket of its rendezvous.
 //!
-//! Owns what two processes need besides the rings: doorbells, memory files of regions, and the end
-//! of the socket, which means that the peer is gone. Never waits, never touches a ring.
+//! Owns the rest of what two processes need besides the rings: doorbells, memory files of regions,
+//! and the end of the socket, which means that the peer is gone. Never waits, never touches a ring.
 //!
 //! ```text
 //! doorbell: 1 byte, which means nothing        file: rkey u32, with the region's memory file
@@ -18,11 +18,12 @@
 //! 2. A doorbell that finds no room is dropped. With an honest peer there is always room: it is
 //!    rung once per arming, and the socket has room for [`READ_EVERY`] and a few more. A peer that
 //!    tampers with its own end loses only its own doorbells.
-//! 3. At most one file is kept that has not been asked for yet.
+//! 3. At most one file that has not been asked for yet is kept.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::mapping::refused;
 use super::socket::{self, BATCH, Small};
 
 /// Number of armings after which the doorbells are read. One system call reads them all.
@@ -45,23 +46,31 @@ pub(super) struct SideChannel {
 }
 
 impl SideChannel {
-    /// Takes over the socket of a rendezvous.
+    /// Gives the socket of a rendezvous the room that doorbells need.
     ///
     /// # Errors
-    /// When this system's socket buffers are too small for doorbells.
-    pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
+    /// The refused call, or the finding that this system's socket buffers are too small, with a
+    /// remedy.
+    pub(super) fn make_room(socket: BorrowedFd<'_>) -> io::Result<()> {
         use rustix::net::sockopt;
-        if sockopt::socket_send_buffer_size(&socket)? < MIN_SEND_BUFFER_BYTES {
-            sockopt::set_socket_send_buffer_size(&socket, MIN_SEND_BUFFER_BYTES)?;
-            if sockopt::socket_send_buffer_size(&socket)? < MIN_SEND_BUFFER_BYTES {
+        let size = || sockopt::socket_send_buffer_size(socket).map_err(refused("getsockopt"));
+        if size()? < MIN_SEND_BUFFER_BYTES {
+            sockopt::set_socket_send_buffer_size(socket, MIN_SEND_BUFFER_BYTES)
+                .map_err(refused("setsockopt"))?;
+            if size()? < MIN_SEND_BUFFER_BYTES {
                 let reason = format!(
                     "socket buffers are too small; raise the sysctl net.core.wmem_max to \
-                     {MIN_SEND_BUFFER_BYTES} or more"
+                     {MIN_SEND_BUFFER_BYTES} or more, or use tcp://"
                 );
                 return Err(io::Error::other(reason));
             }
         }
-        Ok(Self { socket, armings: 0, arrived: None })
+        Ok(())
+    }
+
+    /// Takes over the socket of a rendezvous, which [has room](Self::make_room).
+    pub(super) fn new(socket: OwnedFd) -> Self {
+        Self { socket, armings: 0, arrived: None }
     }
 
     /// The socket, for the CQ's epoll set.
@@ -97,7 +106,7 @@ impl SideChannel {
         });
         match taken {
             Ok(count) => count == BATCH,
-            // Reported once, when the peer has closed with unread data; what it has sent can still
+            // Reported once, when the peer has closed with unread data; its own messages can still
             // be read.
             Err(error) => error.kind() == io::ErrorKind::ConnectionReset,
         }

@@ -35,11 +35,11 @@ impl Slots {
 pub(super) struct Queued {
     pub(super) completion: Completion,
     pub(super) frees: Slots,
-    /// Its RECV was the SRQ's: it frees a slot there, and none of its QP, which it outlives.
+    /// Its RECV was the SRQ's: it frees a slot there, and none of its QP.
     pub(super) is_shared: bool,
 }
 
-/// What the QPs of a CQ add to, or take from.
+/// Queues that the QPs of a CQ add to or take from.
 #[derive(Debug, Default)]
 pub(super) struct CqQueues {
     pub(super) completions: VecDeque<Queued>,
@@ -50,7 +50,8 @@ pub(super) struct CqQueues {
 pub(super) struct Sink<'a> {
     /// While a poll runs: the caller's list.
     polled: Option<&'a mut Vec<Completion>>,
-    /// How many more that accepts. None while completions are queued, as those come first.
+    /// How many more completions that list accepts. 0 while completions are queued, since those
+    /// come first.
     room: usize,
     /// The CQ's queues.
     queues: &'a mut CqQueues,
@@ -68,7 +69,7 @@ impl<'a> Sink<'a> {
         Self { polled: Some(list), room, queues }
     }
 
-    /// For all that happens between polls.
+    /// For everything that happens between polls.
     #[inline]
     pub(super) fn queued(queues: &'a mut CqQueues) -> Self {
         Self { polled: None, room: 0, queues }
@@ -88,7 +89,7 @@ impl Sink<'_> {
         self.room > 0
     }
 
-    /// Delivers the completion that `make` gives; `used` are the occupied slots of its QP.
+    /// Delivers the completion that `make` creates; `used` are the occupied slots of its QP.
     // Always inlined, and a closure, so that it is built where it is stored.
     #[inline(always)]
     pub(super) fn push(
@@ -102,7 +103,7 @@ impl Sink<'_> {
                 self.room -= 1;
                 used.free(frees);
                 if list.len() < list.capacity() {
-                    // Known to have room, so that it is made in its place.
+                    // There is room, so the completion is created in its place.
                     list.push(make());
                 } else {
                     push_to_full(list, make());

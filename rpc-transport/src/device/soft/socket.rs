@@ -23,9 +23,11 @@ use rustix::net::{
 
 use tokio::io::unix::AsyncFd;
 
-use crate::connect::address::Address;
+use crate::address::Address;
+use crate::device::open_files;
 
-use super::turn::Turn;
+use super::bind_lock::BindLock;
+use super::mapping::refused;
 
 /// Most connections that wait in the kernel to be accepted.
 const BACKLOG: i32 = 128;
@@ -102,7 +104,7 @@ impl ListeningSocket {
         let fd = socket()?;
         let file = match address {
             Address::ShmPath(path) => {
-                let _turn = Turn::take(path)?;
+                let _lock = BindLock::take(path)?;
                 remove_leftover(path, &at)?;
                 rustix::net::bind(&fd, &at)?;
                 // Set-up refuses processes of other users anyway.
@@ -159,18 +161,23 @@ fn remove_leftover(path: &Path, at: &SocketAddrUnix) -> io::Result<()> {
 /// Sends one message. Fails with [`io::ErrorKind::WouldBlock`] when the socket is full.
 ///
 /// # Errors
-/// Those of `sendmsg(2)`.
+/// Those of `sendmsg(2)`, and of `send(2)` without files.
 pub(super) fn send(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
     files: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, NEVER_WAIT)?;
+    let sent = if files.is_empty() {
+        // Works where a sandbox refuses the other call too: a refusal has no files.
+        rustix::net::send(socket, bytes, NEVER_WAIT)?
+    } else {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !control.push(SendAncillaryMessage::ScmRights(files)) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, NEVER_WAIT)?
+    };
     if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
@@ -206,10 +213,21 @@ pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Re
         return Err(Errno::MFILE.into());
     }
     if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        let reason = "a message is too long, or brings too many files";
+        let reason = "a message is too long, or carries too many files";
         return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
     }
     Ok(Received { len: message.bytes, files })
+}
+
+/// Takes a message that [`receive`] was not allowed to take, so that closing the socket does not
+/// discard what was sent to the peer. The kernel closes the files that it brings.
+pub(super) fn discard(socket: BorrowedFd<'_>) {
+    let _ = rustix::io::read(socket, &mut [0_u8]);
+}
+
+/// Whether a system call failed because this process may not make it, as in a sandbox.
+pub(super) fn is_forbidden(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EACCES))
 }
 
 /// A short message.
@@ -241,20 +259,48 @@ pub(super) fn receive_batch(
         message.msg_hdr.msg_iov = piece;
         message.msg_hdr.msg_iovlen = 1;
         message.msg_hdr.msg_control = control.as_mut_ptr().cast();
-        message.msg_hdr.msg_controllen = size_of_val(control);
+        // The type differs in musl, as do the flags below.
+        message.msg_hdr.msg_controllen = size_of_val(control) as _;
     }
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     let count = libc::c_uint::try_from(BATCH).unwrap_or(0);
     let none = std::ptr::null_mut();
     // SAFETY: `messages` are `BATCH` headers, whose bytes and control bytes are valid for writes.
-    let received =
-        unsafe { libc::recvmmsg(socket.as_raw_fd(), messages.as_mut_ptr(), count, flags, none) };
-    let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+    let received = unsafe {
+        libc::recvmmsg(socket.as_raw_fd(), messages.as_mut_ptr(), count, flags as _, none)
+    };
+    let Ok(received) = usize::try_from(received) else {
+        let error = io::Error::last_os_error();
+        return if is_forbidden(&error) { receive_singly(socket, take) } else { Err(error) };
+    };
     for (message, bytes) in messages[..received].iter().zip(&bytes) {
         let len = usize::try_from(message.msg_len).map_or(0, |len| len.min(bytes.len()));
         take(Small { bytes: &bytes[..len], file: take_file(&message.msg_hdr) });
     }
     Ok(received)
+}
+
+/// Like [`receive_batch`], with one system call per message: for sandboxes that refuse
+/// `recvmmsg(2)`.
+#[cold]
+fn receive_singly(socket: BorrowedFd<'_>, mut take: impl FnMut(Small<'_>)) -> io::Result<usize> {
+    for count in 0..BATCH {
+        let mut bytes = [0; 8];
+        match receive(socket, &mut bytes) {
+            Ok(Received { len, files }) => {
+                take(Small { bytes: &bytes[..len], file: files.into_iter().next() });
+            }
+            // Too long, or with too many files: ignored as in a batch.
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {}
+            // A file comes with an rkey.
+            Err(error) if open_files::advice(&error).is_some() => {
+                take(Small { bytes: &bytes[..4], file: None });
+            }
+            Err(_) if count > 0 => return Ok(count),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(BATCH)
 }
 
 /// The first file of a received message; any others are closed.
@@ -267,8 +313,10 @@ fn take_file(message: &libc::msghdr) -> Option<OwnedFd> {
         return None;
     }
     // SAFETY: pure arithmetic.
-    let empty = unsafe { libc::CMSG_LEN(0) } as usize;
-    let count = head.cmsg_len.saturating_sub(empty) / size_of::<libc::c_int>();
+    let empty = unsafe { libc::CMSG_LEN(0) };
+    // The type differs between C libraries.
+    let bytes: usize = head.cmsg_len.saturating_sub(empty as _) as _;
+    let count = bytes / size_of::<libc::c_int>();
     // SAFETY: `header` lies inside the control bytes, so its data starts inside them or at their
     // end.
     let first = unsafe { libc::CMSG_DATA(header) }.cast::<libc::c_int>();
@@ -285,7 +333,7 @@ fn take_file(message: &libc::msghdr) -> Option<OwnedFd> {
     file
 }
 
-/// Credentials of the process at the other end, attested by the kernel: those it had when it
+/// Credentials of the process at the other end, attested by the kernel: those that it had when it
 /// connected or started to listen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Credentials {
@@ -298,7 +346,7 @@ pub(super) struct Credentials {
 /// The credentials of the peer of a connected socket.
 ///
 /// # Errors
-/// Those of `getsockopt(2)`.
+/// That `getsockopt` is refused.
 pub(super) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     // Not rustix's wrapper: its pid type cannot hold the 0 that stands for another pid namespace.
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
@@ -314,8 +362,12 @@ pub(super) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials
             &mut len,
         )
     };
-    if result != 0 || len as usize != size {
-        return Err(io::Error::last_os_error());
+    if result != 0 {
+        return Err(Errno::from_io_error(&io::Error::last_os_error())
+            .map_or_else(|| io::ErrorKind::Other.into(), refused("getsockopt")));
+    }
+    if len as usize != size {
+        return Err(io::ErrorKind::InvalidData.into());
     }
     Ok(Credentials { pid: u32::try_from(found.pid).unwrap_or(0), uid: found.uid, gid: found.gid })
 }
@@ -330,6 +382,10 @@ pub(super) fn check_user(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     if peer.uid == own {
         return Ok(peer);
     }
-    let reason = format!("the peer belongs to user {}, this process to user {own}", peer.uid);
+    let reason = format!(
+        "the peer belongs to user {}, this process to user {own}; run both ends as the same user, or \
+         use tcp://",
+        peer.uid
+    );
     Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
 }

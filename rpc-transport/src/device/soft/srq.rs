@@ -1,8 +1,8 @@
 //! The shared receive queue of a CQ: RECVs that its QPs take as messages begin to arrive (contract
 //! rule 22).
 //!
-//! Owns posted RECVs until a QP takes one, and the count of those that were taken and not polled.
-//! Never knows which QPs use it, only how many.
+//! Owns posted RECVs until a QP takes one, and the count of those whose completions were not
+//! polled. Never knows which QPs use it, only how many.
 
 use std::collections::VecDeque;
 
@@ -12,30 +12,22 @@ use super::posted::Posted;
 
 #[derive(Debug)]
 pub(super) struct Srq {
-    domain: u64,
-    max_wr: u32,
+    pub(super) domain: u64,
+    pub(super) max_wr: u32,
     waiting: VecDeque<Posted>,
-    /// RECVs that a QP has taken and whose completions were not polled; they keep their slots.
-    taken: u32,
+    /// Slots in use: RECVs that were posted, and whose completions were not polled.
+    used: u32,
     /// QPs that use it.
     pub(super) users: u32,
 }
 
 impl Srq {
     pub(super) fn new(domain: u64, max_wr: u32) -> Self {
-        Self { domain, max_wr, waiting: VecDeque::new(), taken: 0, users: 0 }
-    }
-
-    pub(super) fn domain(&self) -> u64 {
-        self.domain
-    }
-
-    pub(super) fn max_wr(&self) -> u32 {
-        self.max_wr
+        Self { domain, max_wr, waiting: VecDeque::new(), used: 0, users: 0 }
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.waiting.len() + self.taken as usize >= self.max_wr as usize
+        self.used >= self.max_wr
     }
 
     /// Accepts a RECV, or hands it back when the queue is full.
@@ -43,19 +35,18 @@ impl Srq {
         if self.is_full() {
             return Err((self.max_wr, wr));
         }
+        self.used += 1;
         self.waiting.push_back(Posted::new(wr, self.domain));
         Ok(())
     }
 
     /// The first RECV, for a QP to fill. Its completion frees the slot ([`Srq::polled`]).
     pub(super) fn take(&mut self) -> Option<Posted> {
-        let first = self.waiting.pop_front()?;
-        self.taken += 1;
-        Some(first)
+        self.waiting.pop_front()
     }
 
     /// A completion was polled.
     pub(super) fn polled(&mut self) {
-        self.taken -= 1;
+        self.used -= 1;
     }
 }

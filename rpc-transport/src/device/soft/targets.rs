@@ -1,4 +1,4 @@
-//! Dispatches a packet to the requester or the responder of its queue pair, the same for all wires.
+//! Dispatches a packet to the requester or the responder of its queue pair, for all wires alike.
 //!
 //! Owns that choice. Never reads or writes a wire.
 

@@ -23,13 +23,15 @@ use async_trait::async_trait;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::connect::address::{Address, HostPort};
-use crate::connect::error::{ConnectError, ListenError};
+use crate::address::{Address, HostPort};
+use crate::device::connection_error::{ConnectError, ListenError};
 use crate::device::{
     Connector, Device, Incoming, Listener, Outgoing, PeerIdentity, REJ_PRIVATE_DATA_BYTES,
-    REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
+    REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES, canonical,
 };
 use crate::log_limit::LogLimit;
+use crate::memory::process::OfProcess;
+use crate::text::printable_bytes;
 
 use super::advice::{cannot_connect, cannot_listen};
 use super::pending::{Event, Pending};
@@ -70,10 +72,21 @@ async fn send(stream: &mut TcpStream, kind: u8, body: &[u8]) -> io::Result<()> {
 /// Receives one message: its kind and body.
 async fn receive(stream: &mut TcpStream) -> io::Result<(u8, Vec<u8>)> {
     let invalid = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
-    let mut header = [0; HEADER_BYTES];
-    stream.read_exact(&mut header).await?;
-    if header[..8] != MAGIC {
-        return Err(invalid(foreign(header).to_owned()));
+    let (mut header, mut filled) = ([0; HEADER_BYTES], 0);
+    while filled < HEADER_BYTES {
+        let count = stream.read(&mut header[filled..]).await?;
+        if count == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        filled += count;
+        let got = &header[..filled];
+        if !got.starts_with(&MAGIC[..filled.min(MAGIC.len())]) {
+            // The first message of another protocol may be shorter than a header.
+            let unknown = (filled == HEADER_BYTES).then_some(NO_MAGIC);
+            if let Some(what) = foreign(got).or(unknown) {
+                return Err(invalid(what.to_owned()));
+            }
+        }
     }
     if header[8] != VERSION {
         return Err(invalid(setup::other_version(header[8], VERSION)));
@@ -87,22 +100,46 @@ async fn receive(stream: &mut TcpStream) -> io::Result<(u8, Vec<u8>)> {
     Ok((header[9], body))
 }
 
-/// What is wrong with a message that does not begin with the magic number.
-fn foreign(header: [u8; HEADER_BYTES]) -> &'static str {
-    match header {
-        [b'H', b'T', b'T', b'P', b'/', ..] | [b'G', b'E', b'T', b' ', ..] => {
-            "this is HTTP, of a web server or for metrics; correct the port"
+/// The error for a message of an unknown protocol.
+const NO_MAGIC: &str = "a message does not begin with the magic number";
+
+/// The protocol that the first bytes of a connection belong to, if they reveal it.
+fn foreign(got: &[u8]) -> Option<&'static str> {
+    Some(match got {
+        // A client's preface, and the SETTINGS frame that a server sends first.
+        [b'P', b'R', b'I', b' ', b'*', ..] | [0, 0, _, 4, 0, 0, 0, 0, 0, ..] => {
+            "this is HTTP/2 (such as gRPC), which this framework does not speak; correct the port, \
+             or use this framework at both ends"
+        }
+        [b'H', b'T', b'T', b'P', b'/', ..]
+        | [b'G', b'E', b'T', b' ', ..]
+        | [b'H', b'E', b'A', b'D', b' ', ..]
+        | [b'P', b'O', b'S', b'T', b' ', ..]
+        | [b'P', b'U', b'T', b' ', ..]
+        | [b'O', b'P', b'T', b'I', b'O', b'N', b'S', b' ', ..] => {
+            "this is HTTP, from a web server or a metrics port; correct the port"
         }
         [b'S', b'S', b'H', b'-', ..] => "this is SSH; correct the port",
         // A record of TLS: an alert or a handshake.
-        [0x15 | 0x16, 3, ..] => "this is TLS, which is not spoken here; correct the port",
-        _ => "a message does not begin with the magic number",
-    }
+        [0x15 | 0x16, 3, ..] => {
+            "this is TLS, which this framework does not speak; correct the port"
+        }
+        [b'P', b'R', b'O', b'X', b'Y', b' ', ..] | [b'\r', b'\n', b'\r', b'\n', 0, ..] => {
+            "this is the PROXY protocol, which this framework does not speak; switch it off at the \
+             load balancer"
+        }
+        _ => return None,
+    })
+}
+
+/// Sends small messages without delay. Where a sandbox refuses this, they come later.
+fn send_at_once(stream: &TcpStream) {
+    let _ = stream.set_nodelay(true);
 }
 
 /// Hands the socket to a wire.
 fn wire(stream: TcpStream) -> io::Result<Wire> {
-    stream.set_nodelay(true)?;
+    send_at_once(&stream);
     let socket = OwnedFd::from(stream.into_std()?);
     Ok(Wire::Tcp(Box::new(TcpWire::new(socket))))
 }
@@ -125,7 +162,7 @@ impl TcpConnector {
     ) -> Result<(Vec<u8>, Box<dyn Outgoing>), ConnectError> {
         if request.len() > MAX_BODY_BYTES {
             return Err(ConnectError::Config(format!(
-                "a probe has at most {MAX_BODY_BYTES} bytes, this one {}",
+                "a probe has at most {MAX_BODY_BYTES} bytes, this one has {}",
                 request.len()
             )));
         }
@@ -154,7 +191,7 @@ impl Connector for TcpConnector {
         match address {
             Address::Tcp(at) => Ok(Dialing::boxed(TcpOutgoing::new(at))),
             _ => {
-                let reason = "the tcp connector takes tcp:// addresses".to_owned();
+                let reason = "the tcp connector only accepts tcp:// addresses".to_owned();
                 Err(ConnectError::Unreachable { address: address.clone(), reason })
             }
         }
@@ -182,8 +219,8 @@ fn lost(address: &Address, error: &io::Error) -> ConnectError {
         io::ErrorKind::InvalidData => ConnectError::Protocol { address, reason: error.to_string() },
         _ => {
             let reason = format!(
-                "the request was dropped ({error}): what listens there stops, has too much to do, or \
-                 speaks another protocol"
+                "the request was dropped ({error}): the program listening there is stopping, is \
+                 overloaded, or speaks another protocol"
             );
             ConnectError::Rejected { address, reason, private_data: Vec::new() }
         }
@@ -200,7 +237,7 @@ fn other_kind(address: &Address, kind: u8, mut body: Vec<u8>) -> ConnectError {
             ConnectError::Rejected { address, reason, private_data: body }
         }
         REFUSE => {
-            let reason = String::from_utf8_lossy(&body).into_owned();
+            let reason = printable_bytes(&body).to_string();
             ConnectError::Rejected { address, reason, private_data: Vec::new() }
         }
         other => {
@@ -252,7 +289,7 @@ impl Dial for TcpOutgoing {
         };
         let (mut private_data, stream) = in_time(&address, exchange).await?;
         private_data.resize(REP_PRIVATE_DATA_BYTES, 0);
-        let peer = stream.peer_addr().map(PeerIdentity::Network);
+        let peer = stream.peer_addr().map(PeerIdentity::network);
         let lost = |error: io::Error| lost(&address, &error);
         let peer = peer.map_err(lost)?;
         Ok((private_data, peer, wire(stream).map_err(lost)?))
@@ -280,7 +317,7 @@ pub async fn listen_tcp(
         bound.await.map_err(|error| cannot_listen(Address::Tcp(at.clone()), &error))?;
     Ok(Box::new(TcpRendezvous {
         address: Address::Tcp(local.into()),
-        listener,
+        listener: OfProcess::new(listener),
         probe,
         pending: Pending::new(),
         refused: Arc::new(LogLimit::new("connections that were refused")),
@@ -289,7 +326,8 @@ pub async fn listen_tcp(
 
 struct TcpRendezvous {
     address: Address,
-    listener: TcpListener,
+    /// A child of `fork(2)` must not deregister it from the epoll that it shares.
+    listener: OfProcess<TcpListener>,
     probe: Option<ProbeAnswer>,
     pending: Pending<TcpIncoming>,
     refused: Arc<LogLimit>,
@@ -313,15 +351,32 @@ impl Listener for TcpRendezvous {
             match self.pending.next(&self.address, accept).await? {
                 Event::Ready(incoming) => return Ok(Answering::boxed(incoming)),
                 Event::Accepted((stream, peer)) => {
+                    let peer = canonical(peer);
                     let address = self.address.clone();
                     let probe = self.probe.clone();
                     let refused = Arc::clone(&self.refused);
                     self.pending.start(handshake(stream, peer, address, probe, refused));
                 }
+                Event::Refused((stream, peer), why) => {
+                    let address = &self.address;
+                    self.refused.fault(Instant::now(), || {
+                        tracing::warn!(%address, %peer, reason = why, "refusing a connection");
+                    });
+                    self.pending.start(refuse(stream, why));
+                }
                 Event::Other => {}
             }
         }
     }
+}
+
+/// Reports to a peer that there is no file descriptor for it.
+async fn refuse(mut stream: TcpStream, why: String) -> Option<TcpIncoming> {
+    // Closing a socket with unread data would discard the refusal too.
+    let _ = receive(&mut stream).await;
+    let reason = format!("the server cannot accept connections: {why}");
+    let _ = send(&mut stream, REFUSE, reason.as_bytes()).await;
+    None
 }
 
 /// The server's part of the set-up, up to the application's decision.
@@ -333,14 +388,14 @@ async fn handshake(
     refused: Arc<LogLimit>,
 ) -> Option<TcpIncoming> {
     // Messages are small and each side waits for the other's.
-    stream.set_nodelay(true).ok()?;
+    send_at_once(&stream);
     match request(&mut stream, probe).await {
         Ok(private_data) => Some(TcpIncoming { address, peer, stream, private_data }),
         // The peer is gone, or needed only the answer to its probe.
         Err(error) if error.kind() != io::ErrorKind::InvalidData => None,
         Err(error) => {
             refused.fault(Instant::now(), || {
-                tracing::warn!(%address, %peer, reason = %error, "a connection is refused");
+                tracing::warn!(%address, %peer, reason = %error, "refusing a connection");
             });
             // The peer may be gone already, or may not speak this protocol.
             let _ = send(&mut stream, REFUSE, error.to_string().as_bytes()).await;
@@ -399,7 +454,7 @@ impl Answer for TcpIncoming {
     async fn accept(self, private_data: Vec<u8>) -> Result<Wire, ConnectError> {
         let Self { address, mut stream, .. } = self;
         let given_up = |error: io::Error| {
-            let reason = format!("the peer has given up: {error}");
+            let reason = format!("the peer gave up: {error}");
             ConnectError::Refused { address: address.clone(), reason }
         };
         in_time(&address, async {
@@ -410,8 +465,8 @@ impl Answer for TcpIncoming {
     }
 
     async fn reject(mut self, private_data: Vec<u8>) {
-        // A peer that has given up needs no answer. The timeout bounds the wait for one that does
-        // not read.
+        // A peer that has given up needs no answer. The timeout bounds the wait for a peer that
+        // does not read.
         let sent = send(&mut self.stream, REJECT, &private_data);
         let _ = tokio::time::timeout(CONNECT_TIMEOUT, sent).await;
     }

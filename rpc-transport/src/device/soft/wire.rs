@@ -105,7 +105,7 @@ impl Wire {
         }
     }
 
-    /// What the peer says about the packets sent.
+    /// The peer's report about the packets sent.
     #[inline]
     pub(super) fn feedback(&mut self) -> Result<Feedback, BadFeedback> {
         match self {
@@ -115,7 +115,7 @@ impl Wire {
         }
     }
 
-    /// How far the bytes have got. Does not include what the requester still holds.
+    /// How far the bytes have got. Excludes what the requester still holds.
     pub(super) fn traffic(&mut self) -> Traffic {
         match self {
             Self::None => Traffic::default(),
@@ -124,7 +124,7 @@ impl Wire {
         }
     }
 
-    /// What the CQ's epoll set watches for this wire, and the events to watch for.
+    /// The fd that the CQ's epoll set watches for this wire, and the events to watch for.
     pub(super) fn watched(&self) -> Option<(BorrowedFd<'_>, EventFlags)> {
         let news = EventFlags::IN | EventFlags::RDHUP;
         match self {
@@ -139,12 +139,12 @@ impl Wire {
         match self {
             Self::None => {}
             Self::Ring(wire) => wire.on_hangup(),
-            // Reading will find the end.
+            // The next read will find the end.
             Self::Tcp(_) => {}
         }
     }
 
-    /// Tells the peer at once that its next packet is refused.
+    /// Reports to the peer at once that its next packet is refused.
     pub(super) fn refuse(&mut self, nak: Nak) {
         match self {
             Self::None => {}
@@ -162,7 +162,7 @@ impl Wire {
         }
     }
 
-    /// Tells the peer that nothing more will be sent, and stops using the memory of WRs.
+    /// Reports to the peer that nothing more will be sent, and stops using the memory of WRs.
     pub(super) fn close(&mut self) {
         match self {
             Self::None => {}

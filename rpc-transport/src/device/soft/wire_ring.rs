@@ -1,9 +1,9 @@
 //! The ring wire: two rings in shared memory and a doorbell in each direction.
 //!
 //! Owns the state of one connection over memory. With `mem` the memory belongs to this process.
-//! With `shm` it is shared with the peer's process; a side channel then rings, passes memory files
-//! of regions, so that one-sided accesses bypass the target's engine, and tells when the peer has
-//! died. Never completes a WR.
+//! With `shm` it is shared with the peer's process. A side channel then carries doorbells and the
+//! memory files of regions, so that one-sided accesses bypass the target's engine, and reports the
+//! peer's death. Never completes a WR.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,6 +19,7 @@ use super::regions::{Known, Regions};
 use super::ring::{Piece, Ring, segment_bytes};
 use super::side_channel::SideChannel;
 use super::socket;
+use crate::memory::process;
 use crate::user_code::logged;
 
 /// Result of a one-sided access that bypasses the target's engine.
@@ -41,11 +42,12 @@ pub(super) struct Half {
 }
 
 impl Half {
-    /// Creates a segment.
+    /// Creates a segment for a connection over `socket`, and this side's other resources.
     ///
     /// # Errors
-    /// Out of memory, or of file descriptors.
-    pub(super) fn create(slots: usize) -> io::Result<Self> {
+    /// Those of [`mapping::create_shared`] and [`SideChannel::make_room`].
+    pub(super) fn create(slots: usize, socket: BorrowedFd<'_>) -> io::Result<Self> {
+        SideChannel::make_room(socket)?;
         let (file, mapping) = mapping::create_shared("rpc-ring", segment_bytes(slots), true)?;
         Ok(Self { slots, file, mapping })
     }
@@ -57,15 +59,13 @@ impl Half {
 
     /// Joins with the peer's half. Also returns this side's segment, to be sent to a peer that does
     /// not have it yet.
-    ///
-    /// # Errors
-    /// Those of [`SideChannel::new`].
-    pub(super) fn join(self, peer: PeerHalf, socket: OwnedFd) -> io::Result<(RingWire, OwnedFd)> {
+    pub(super) fn join(self, peer: PeerHalf, socket: OwnedFd) -> (RingWire, OwnedFd) {
         let slots = self.slots.min(peer.slots);
         let ring = Ring::new(Arc::new(self.mapping), Arc::new(peer.mapping), slots);
-        let side = SideChannel::new(socket)?;
+        let side = SideChannel::new(socket);
         let process = Process { side, regions: Regions::default(), asked: None, hung_up: false };
-        Ok((RingWire { ring, peer: Peer::Process(process) }, self.file))
+        let (peer, maker) = (Peer::Process(process), process::Process::current());
+        (RingWire { ring, peer, maker }, self.file)
     }
 }
 
@@ -80,7 +80,7 @@ impl PeerHalf {
     /// Maps the segment that a peer has sent.
     ///
     /// # Errors
-    /// What is wrong with the files.
+    /// [`io::ErrorKind::InvalidData`]: a defect of the files; otherwise the refused call.
     pub(super) fn map(slots: usize, files: Vec<OwnedFd>) -> io::Result<Self> {
         let wrong = |_| io::Error::new(io::ErrorKind::InvalidData, "one file is needed");
         let [segment] = <[OwnedFd; 1]>::try_from(files).map_err(wrong)?;
@@ -94,7 +94,7 @@ impl PeerHalf {
     }
 }
 
-/// Who is at the other end of the rings.
+/// The other end of the rings.
 #[derive(Debug)]
 enum Peer {
     /// A queue pair of this process.
@@ -119,6 +119,8 @@ struct Process {
 pub(super) struct RingWire {
     pub(super) ring: Ring,
     peer: Peer,
+    /// A child of this process must not close the ring.
+    maker: process::Process,
 }
 
 impl RingWire {
@@ -132,14 +134,16 @@ impl RingWire {
         let (near, far) = (Doorbell::new()?, Doorbell::new()?);
         let ring = Ring::new(Arc::clone(&a), Arc::clone(&b), slots);
         let peer = Peer::Local { own_bell: near.clone(), peer_bell: far.clone() };
-        let here = Self { ring, peer };
+        let maker = process::Process::current();
+        let here = Self { ring, peer, maker };
         let ring = Ring::new(b, a, slots);
-        let there = Self { ring, peer: Peer::Local { own_bell: far, peer_bell: near } };
+        let peer = Peer::Local { own_bell: far, peer_bell: near };
+        let there = Self { ring, peer, maker };
         Ok((here, there))
     }
 
-    /// The fd that becomes readable when the peer has rung. That of a side channel also reports
-    /// that the peer is gone.
+    /// The fd that becomes readable when the peer has rung. A side channel's fd also reports that
+    /// the peer is gone.
     pub(super) fn bell(&self) -> BorrowedFd<'_> {
         match &self.peer {
             Peer::Local { own_bell, .. } => own_bell.as_fd(),
@@ -147,15 +151,15 @@ impl RingWire {
         }
     }
 
-    /// Sends the accepting reply of the set-up, with this side's segment.
+    /// Answers the set-up: accepts, with this side's segment, or refuses.
     ///
     /// # Errors
     /// Those of `sendmsg(2)`.
-    pub(super) fn send_reply(&self, reply: &[u8], segment: BorrowedFd<'_>) -> io::Result<()> {
+    pub(super) fn send_reply(&self, reply: &[u8], segment: &[BorrowedFd<'_>]) -> io::Result<()> {
         let Peer::Process(process) = &self.peer else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        socket::send(process.side.socket(), reply, &[segment])
+        socket::send(process.side.socket(), reply, segment)
     }
 
     /// Handles the end of the socket.
@@ -182,7 +186,7 @@ impl RingWire {
         }
     }
 
-    // Apart, as it is a system call, and seldom needed where the peer polls.
+    // Not inlined, since it is a system call, and seldom needed while the peer polls.
     #[inline(never)]
     fn ring_now(&self) {
         match &self.peer {
@@ -191,14 +195,14 @@ impl RingWire {
         }
     }
 
-    /// Tells the peer at once that its next packet is refused.
+    /// Reports to the peer at once that its next packet is refused.
     pub(super) fn refuse(&mut self, nak: Nak) {
         self.ring.refuse(nak);
         // Rings unconditionally: the peer may expect nothing, and so not have armed.
         self.ring_now();
     }
 
-    /// Tells the peer that nothing more will be sent.
+    /// Reports to the peer that nothing more will be sent.
     pub(super) fn close(&self) {
         self.ring.close();
         self.ring_now();
@@ -283,6 +287,8 @@ impl RingWire {
 
 impl Drop for RingWire {
     fn drop(&mut self) {
-        self.close();
+        if self.maker.is_current() {
+            self.close();
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The tcp wire: packets as frames on a byte stream, acknowledged cumulatively.
 //!
-//! Owns acknowledgements and partial reads and writes. The payload of a large frame is
-//! read straight to its destination. Never waits, never completes a WR.
+//! Owns acknowledgements and partial reads and writes. The payload of a large frame is read
+//! straight to its destination. Never waits, never completes a WR.
 //!
 //! An acknowledgement is the number of packets that the sender of a frame has accepted; frames of
 //! [`Op::Ack`] and [`Op::Nak`] are not counted. The bytes of a frame: [`frame`].
@@ -9,8 +9,8 @@
 //! Invariants:
 //! 1. As far as memory of WRs is concerned, an acknowledgement is accepted only up to what has been
 //!    fully written to the socket: see `outbox`, invariant 2.
-//! 2. After a refusal, a protocol error or [`TcpWire::close`] input is thrown away, so no landing
-//!    is used after its memory may be gone.
+//! 2. After a refusal, a protocol error or [`TcpWire::close`] input is discarded, so no landing is
+//!    used after its memory may be gone.
 //! 3. Unprocessed input is held only when a visit ends early: the CQ's owner takes no more
 //!    completions, or the visit has reached its limit of frames. It is at most one scratch buffer
 //!    full. A wire that holds input has work, so the next visit continues with it.
@@ -29,6 +29,7 @@ use std::sync::Arc;
 
 use crate::device::Traffic;
 use crate::memory::copy;
+use crate::memory::process::Process;
 
 use self::acks::Acks;
 pub(super) use self::frame::MAX_BODY_BYTES;
@@ -49,8 +50,9 @@ pub(super) const SCRATCH_BYTES: usize = 64 * 1024;
 /// body, since that would have to be copied from the scratch buffer.
 const BEHIND_BODY_BYTES: usize = 2048;
 thread_local! {
-    /// Where bytes are read to whose frames are not known yet. Nothing stays in it between visits, so a thread
-    /// has one for all of its wires: most channels have a CQ to themselves, and are idle.
+    /// Receives bytes whose frames are not known yet. Nothing stays in it between visits, so a
+    /// thread shares one among all of its wires: most channels have a CQ to themselves, and are
+    /// idle.
     static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
@@ -59,10 +61,10 @@ const VISIT_READS: usize = 8;
 /// Most frames that one visit processes, for the same reason.
 const VISIT_FRAMES: usize = 64;
 
-/// So many bytes do not wait for the next poll.
+/// From this many bytes on, posts do not wait for the next poll.
 const WAIT_BYTES: u64 = 16 * 1024;
 
-/// What a visit received.
+/// The result of receiving in one visit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Taken {
     /// Packets or acknowledgements arrived.
@@ -118,8 +120,10 @@ pub(super) struct TcpWire {
     ended: bool,
     /// Shut the sending side down once everything is written.
     closing: bool,
-    /// The socket took less than there was to write; an event will tell when it has room.
+    /// The socket took less than there was to write; an event will report when it has room.
     stuck: bool,
+    /// A child of this process must not write to the socket.
+    maker: Process,
 }
 
 // SAFETY: a landing points into memory that the QP owning this wire keeps (invariant 2), and moves
@@ -145,6 +149,7 @@ impl TcpWire {
             ended: false,
             closing: false,
             stuck: false,
+            maker: Process::current(),
         }
     }
 
@@ -180,7 +185,7 @@ impl TcpWire {
     /// Adds head and extension of a frame to the outbox. The caller has checked the length of the
     /// body.
     fn frame(&mut self, op: Op, flags: Flags, extension: Extension, payload: usize) {
-        let (bytes, len) = frame::encode_head(self.acks.tell(), op, flags, extension, payload);
+        let (bytes, len) = frame::encode_head(self.acks.report(), op, flags, extension, payload);
         self.outbox.copy(&bytes[..len]);
     }
 
@@ -233,9 +238,9 @@ impl TcpWire {
         Ok(self.position)
     }
 
-    /// Writes what waits, including an explicit acknowledgement if one is due. While the socket is
-    /// stuck the acknowledgement is only marked as due, so that none pile up for a peer that never
-    /// reads: the later one says all that the earlier would have.
+    /// Writes all pending bytes, including an explicit acknowledgement if one is due. While the
+    /// socket is stuck the acknowledgement is only marked as due, so that none pile up for a peer
+    /// that never reads: a later one covers the earlier ones.
     pub(super) fn flush(&mut self) {
         if !self.stuck {
             self.acknowledge();
@@ -248,8 +253,8 @@ impl TcpWire {
         }
     }
 
-    /// Whether what waits is little, and the peer has not accepted all that was written before (Nagle's
-    /// rule, with a bound).
+    /// Whether few bytes are pending, and the peer has not accepted everything that was written
+    /// before (Nagle's rule, with a bound).
     #[inline]
     pub(super) fn may_wait(&self) -> bool {
         self.peer_accepted < self.written && self.outbox.len() < WAIT_BYTES
@@ -276,8 +281,11 @@ impl TcpWire {
                 }
             }
             // The next read will return the peer's last bytes, then report that the connection is
-            // lost.
+            // lost. Usually the connection is lost already. Where the system refuses for another
+            // reason it is ended here, since the following bytes would be mistaken for the missing
+            // ones.
             Err(_) => {
+                let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
                 self.outbox.clear();
                 self.stuck = false;
             }
@@ -285,11 +293,11 @@ impl TcpWire {
     }
 
     fn shut_down(&self) {
-        // If the connection is already lost this fails, and need not be done.
+        // If the connection is already lost this fails, and is not needed.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
     }
 
-    /// Tells the peer at once that its next packet is refused.
+    /// Reports to the peer at once that its next packet is refused.
     pub(super) fn refuse(&mut self, nak: Nak) {
         let whole = Flags::FIRST.with(Flags::LAST);
         self.frame(Op::Nak, whole, Extension::Word(nak as u32), 0);
@@ -297,7 +305,7 @@ impl TcpWire {
         self.flush();
     }
 
-    /// Tells the peer that nothing more will be sent, and stops using the memory of WRs.
+    /// Reports to the peer that nothing more will be sent, and stops using the memory of WRs.
     pub(super) fn close(&mut self) {
         if self.closing {
             return;
@@ -309,7 +317,7 @@ impl TcpWire {
         if self.outbox.is_empty() {
             self.shut_down();
         } else {
-            self.outbox.let_go();
+            self.outbox.detach();
         }
     }
 
@@ -331,12 +339,12 @@ impl TcpWire {
 
     // ---- receiving ----
 
-    /// What the peer has said about the packets sent.
+    /// The peer's report about the packets sent.
     pub(super) fn feedback(&self) -> Result<Feedback, BadFeedback> {
         Ok(Feedback { accepted: self.peer_accepted, nak: self.nak })
     }
 
-    /// Whether the stream has ended and everything before has been processed.
+    /// Whether the stream has ended and everything before its end has been processed.
     pub(super) fn has_ended(&self) -> bool {
         self.ended && self.leftover.is_empty()
     }
@@ -346,20 +354,21 @@ impl TcpWire {
         !self.leftover.is_empty() || (!self.drained && !self.ended)
     }
 
-    /// Whether the peer must be told of accepted packets.
+    /// Whether the peer must receive an acknowledgement.
     pub(super) fn owes_ack(&self) -> bool {
         self.acks.are_due()
     }
 
-    /// Whether there is nothing to write but, at most, an acknowledgement that the next packet can carry.
+    /// Whether nothing is left to write except, at most, an acknowledgement that the next packet
+    /// can carry.
     pub(super) fn may_wait_for_next(&self) -> bool {
         self.acks.may_wait() && self.outbox.is_empty()
     }
 
-    /// Reads and processes what has come, as long as the CQ's owner accepts completions.
+    /// Reads and processes waiting input, as long as the CQ's owner accepts completions.
     ///
     /// # Errors
-    /// Why a packet is refused.
+    /// The reason to refuse a packet.
     pub(super) fn receive(&mut self, targets: &mut impl TakePackets) -> Result<Taken, Refusal> {
         with_scratch(|scratch| self.receive_into(scratch, targets))
     }
@@ -403,7 +412,7 @@ impl TcpWire {
         Ok(taken)
     }
 
-    /// After the QP has failed: reads and throws away, and writes what is left.
+    /// After the QP has failed: reads and discards input, and writes the remaining output.
     pub(super) fn linger(&mut self) {
         self.flush();
         self.inbound = Inbound::Closed;
@@ -439,12 +448,13 @@ impl TcpWire {
         let pieces = [body, staging];
         let socket = self.socket.as_raw_fd();
         let read = if direct == 0 {
-            // Small messages, and polls that find nothing: with fewer arguments it is cheaper.
+            // Small messages, and polls that find nothing: a call with fewer arguments is cheaper.
             // SAFETY: the scratch is `SCRATCH_BYTES` long.
             unsafe { libc::recv(socket, staging.iov_base, besides, 0) }
         } else {
-            // SAFETY: the same; a landing is valid for what is left of the payload
-            // (`TakePackets::begin`), and is no longer used once its memory may be gone (invariant 2).
+            // SAFETY: as above; a landing is valid for the rest of the payload
+            // (`TakePackets::begin`), and is no longer used once its memory may be gone (invariant
+            // 2).
             unsafe { libc::readv(socket, pieces.as_ptr(), 2) }
         };
         match usize::try_from(read) {
@@ -485,8 +495,8 @@ impl TcpWire {
                 }
                 Inbound::Body { landing, left, .. } => {
                     let len = bytes.len().min(*left);
-                    // SAFETY: the landing is valid for what is left of the payload (invariant 2);
-                    // where it is a region, this process may read it meanwhile.
+                    // SAFETY: the landing is valid for the rest of the payload (invariant 2); if it
+                    // lies in a region, this process may be reading it.
                     unsafe { copy::to_shared(bytes.as_ptr(), landing.as_ptr(), len) };
                     self.on_landed(len, targets)?;
                     len
@@ -514,7 +524,11 @@ impl TcpWire {
         match head.op {
             Op::Ack | Op::Nak if head.payload_bytes() > 0 => Err(Refusal::Protocol),
             Op::Ack => Ok(()),
-            Op::Nak => self.on_nak(extension),
+            Op::Nak => {
+                let Extension::Word(code) = extension else { return Err(Refusal::Protocol) };
+                self.nak = Some(Nak::decode(code).ok_or(Refusal::Protocol)?);
+                Ok(())
+            }
             _ => {
                 let landing = targets.begin(head, extension)?;
                 let left = head.payload_bytes();
@@ -529,7 +543,7 @@ impl TcpWire {
         let Inbound::Body { head, extension, landing, left } = &mut self.inbound else {
             return Ok(());
         };
-        // SAFETY: `len` is at most what is left of the payload.
+        // SAFETY: `len` is at most the rest of the payload.
         *landing = unsafe { landing.add(len) };
         *left -= len;
         if *left > 0 {
@@ -543,7 +557,7 @@ impl TcpWire {
         Ok(())
     }
 
-    /// Handles the number of packets that the peer says it has accepted.
+    /// Handles the number of packets that the peer reports as accepted.
     fn on_ack(&mut self, ack: u32) -> Result<(), Refusal> {
         #[allow(clippy::cast_possible_truncation, reason = "modulo 2^32")]
         let more = ack.wrapping_sub(self.peer_accepted as u32);
@@ -556,15 +570,9 @@ impl TcpWire {
         self.peer_accepted = accepted;
         Ok(())
     }
-
-    fn on_nak(&mut self, extension: Extension) -> Result<(), Refusal> {
-        let Extension::Word(code) = extension else { return Err(Refusal::Protocol) };
-        self.nak = Some(Nak::decode(code).ok_or(Refusal::Protocol)?);
-        Ok(())
-    }
 }
 
-/// A thread that ends has none left, and makes one for each call.
+/// A thread that is ending has no scratch buffer left, and makes one for each call.
 fn with_scratch<R>(read: impl FnOnce(&mut Vec<u8>) -> R) -> R {
     let mut scratch = SCRATCH.try_with(Cell::take).unwrap_or_default();
     let result = read(&mut scratch);
@@ -574,6 +582,8 @@ fn with_scratch<R>(read: impl FnOnce(&mut Vec<u8>) -> R) -> R {
 
 impl Drop for TcpWire {
     fn drop(&mut self) {
-        self.flush();
+        if self.maker.is_current() {
+            self.flush();
+        }
     }
 }

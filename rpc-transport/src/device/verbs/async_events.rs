@@ -1,7 +1,7 @@
 //! Asynchronous events of a device: failures that no completion reports.
 //!
-//! Owns reading a context's event queue and choosing who is told. Never handles an event: the owner
-//! of the CQ does.
+//! Owns reading a context's event queue and choosing the recipient of each event. Never handles an
+//! event: the owner of the CQ does.
 //!
 //! Invariants:
 //! 1. Events are read until there are none, and each is acknowledged at once: destroying a QP or CQ
@@ -23,11 +23,11 @@ use super::id_link::IdKey;
 /// was reported as established.
 ///
 /// # Errors
-/// When no more events can come: the device is gone. Its CQs have been told by then.
+/// When no more events can come: the device is gone. Its CQs have been notified by then.
 pub(super) fn drain(context: &Context) -> io::Result<Vec<IdKey>> {
     let mut established = Vec::new();
     loop {
-        // Zeroed, since an event of a port fills only a part of its union.
+        // Zeroed, since a port event fills only a part of its union.
         let mut event = MaybeUninit::zeroed();
         // SAFETY: an open non-blocking context; fills the struct.
         let returned = unsafe { ffi::ibv_get_async_event(context.as_ptr(), event.as_mut_ptr()) };
@@ -37,7 +37,7 @@ pub(super) fn drain(context: &Context) -> io::Result<Vec<IdKey>> {
                 io::ErrorKind::WouldBlock => return Ok(established),
                 io::ErrorKind::Interrupted => continue,
                 _ => {
-                    context.fail_all(&format!("asynchronous events cannot be read ({error})"));
+                    context.fail_all(&format!("cannot read asynchronous events ({error})"));
                     return Err(error);
                 }
             }
@@ -56,7 +56,8 @@ fn dispatch(context: &Context, number: u32, element: usize) -> Option<IdKey> {
         number::CQ_ERR => {
             tracing::error!(device, "completion queue overrun or broken");
             if let Some(mailbox) = context.cq_mailbox(element) {
-                mailbox.kill("the device reports an overrun or a broken queue".to_owned());
+                mailbox
+                    .kill("the device reports an overrun or a broken completion queue".to_owned());
             }
         }
         number::QP_FATAL | number::QP_REQ_ERR | number::QP_ACCESS_ERR => {
@@ -78,13 +79,12 @@ fn dispatch(context: &Context, number: u32, element: usize) -> Option<IdKey> {
             tracing::info!(device, port = element, "port up");
             set_port(context, element, true);
         }
-        // Nothing keeps addresses: each connect and each bind asks for those of its time.
+        // No address is cached: each connect and each bind looks up the current ones.
         number::GID_CHANGE => tracing::info!(device, port = element, "addresses changed"),
         // Of one that uses an SRQ. Many devices never raise it (see `queue::shared`).
         number::QP_LAST_WQE_REACHED => {
             if let Some(target) = context.qp_target(element) {
                 target.is_last.store(true, Ordering::Release);
-                target.mailbox.ring();
             }
         }
         other => tracing::debug!(device, number = other, "asynchronous event ignored"),
@@ -92,7 +92,7 @@ fn dispatch(context: &Context, number: u32, element: usize) -> Option<IdKey> {
     None
 }
 
-/// A number that is no port's is that of none.
+/// A number out of the range of ports counts as no port.
 fn set_port(context: &Context, port: usize, is_up: bool) {
     context.ports().set(u8::try_from(port).unwrap_or(u8::MAX), is_up);
 }

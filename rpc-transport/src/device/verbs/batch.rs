@@ -3,8 +3,8 @@
 //! Owns the C structs of WRs between
 //! [`CompletionQueue::post_send`](crate::device::CompletionQueue::post_send) and `ibv_post_send`:
 //! WRs of one QP are linked and posted together with one doorbell (on Soft-RoCE that is one system
-//! call). A single inline SEND can skip the batch. Never owns the memory that WRs name; inline
-//! bytes that wait are copied here, so that the caller may reuse its own at once.
+//! call). A single inline SEND can skip the batch. Never owns the memory that WRs name; the inline
+//! bytes of waiting WRs are copied here, so that the caller may reuse its own at once.
 //!
 //! Invariants:
 //! 1. All WRs of a batch belong to one QP.
@@ -28,7 +28,7 @@ const MAX_WRS: usize = 64;
 pub(super) enum Bytes<'a> {
     /// There are none.
     None,
-    /// In two spans, copied now.
+    /// In two spans, copied by the push.
     Inline(&'a [u8], &'a [u8]),
     /// In registered memory.
     Memory {
@@ -122,7 +122,7 @@ impl Batch {
     }
 
     /// # Safety
-    /// A live QP, and the memory that the WRs name stays until they are done.
+    /// A live QP; the memory that the WRs name stays until they are done.
     pub(super) unsafe fn post_to(&mut self, qp: *mut ffi::ibv_qp) -> Result<(), Refused> {
         if self.wrs.is_empty() {
             return Ok(());
@@ -199,8 +199,8 @@ pub(super) unsafe fn post_inline_to(
         wr.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
     }
     let mut bad = ptr::null_mut();
-    // SAFETY: the caller's QP; one WR with one span, which is read before the call returns, as it is
-    // inline.
+    // SAFETY: the caller's QP; one WR with one span, which is read before the call returns, as it
+    // is inline.
     let returned = unsafe { ffi::ibv_post_send(qp, &raw mut wr, &raw mut bad) };
     ffi::verbs_result(returned).map_err(|error| Refused { count: 1, error })
 }
@@ -240,7 +240,7 @@ mod tests {
     use crate::device::RemoteSlice;
 
     #[test]
-    fn a_batch_is_one_linked_list_in_post_order() {
+    fn batch_is_one_linked_list_in_post_order() {
         let mut batch = Batch::default();
         let to = RemoteSlice { address: 0x1000, rkey: 7 };
         let memory = Bytes::Memory { address: 0xabc0, len: 9, lkey: 3 };

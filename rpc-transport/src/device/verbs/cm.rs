@@ -45,8 +45,8 @@ pub(super) enum State {
     Accepting,
     /// The connection is established.
     Up,
-    /// The owner's QP is in ERR, and nobody has told it that the peer is gone: on iWARP the device
-    /// moves the QP, and its flush may be polled before the event of the peer's end comes.
+    /// The owner's QP is in ERR, and no event has reported yet that the peer is gone: on iWARP the
+    /// device moves the QP, and its flush may be polled before that event arrives.
     Leaving,
     /// Disconnected; the id waits for the QP to be flushed and destroyed.
     Down,
@@ -61,7 +61,7 @@ pub(super) enum State {
 pub(super) enum Event {
     /// The address was resolved to a device.
     AddressResolved,
-    /// It was not: there is no device, or nobody answered for the address.
+    /// Resolving failed: there is no device, or nobody answered for the address.
     AddressError,
     /// A path was found.
     RouteResolved,
@@ -88,7 +88,7 @@ pub(super) enum Event {
     AddressChange,
     /// The connection's time-wait is over.
     TimewaitExit,
-    /// A multicast event, or one that is newer than this program.
+    /// A multicast event, or one that this program does not know.
     Unknown(u32),
 }
 
@@ -146,11 +146,11 @@ pub(super) enum Input {
 pub(super) enum Action {
     /// `rdma_resolve_route`.
     ResolveRoute,
-    /// Tell the owner which device it is, and the QP's attributes.
+    /// Report the device and the QP's attributes to the owner.
     ReportResolved,
     /// `rdma_connect`.
     SendConnect,
-    /// Have the QP moved through RTR to RTS, which takes its time; then [`Input::Ready`] or
+    /// Have a worker move the QP through RTR to RTS, which takes time; then [`Input::Ready`] or
     /// [`Input::CallFailed`].
     MakeReady,
     /// `rdma_establish`: sends the RTU; then [`Input::Confirmed`].
@@ -161,15 +161,15 @@ pub(super) enum Action {
     SendReject,
     /// `rdma_disconnect`. If it fails, nothing changes.
     SendDisconnect,
-    /// Tell the owner that the connection is established.
+    /// Report to the owner that the connection is established.
     ReportUp,
-    /// Tell the owner that its command has failed.
+    /// Report to the owner that its command has failed.
     ReportFailure,
-    /// Tell the CQ's owner that the peer is gone.
+    /// Report to the CQ's owner that the peer is gone.
     ReportDisconnected,
     /// Hand the new id to the listener's owner.
     DeliverRequest,
-    /// Tell the listener's owner that it is dead.
+    /// Report to the listener's owner that the listener is dead.
     ReportListenerDead,
     /// `rdma_destroy_id`.
     Destroy,
@@ -198,9 +198,9 @@ pub(super) fn step(state: State, input: Input) -> Step {
     }
 }
 
-/// Whether an id that this input ends still waits for its peer. Over iWARP the kernel then keeps whoever destroys
-/// or disconnects it, until the peer answers or the device gives up (linux, iwcm.c, `IWCM_F_CONNECT_WAIT`).
-/// That a device is being removed ends no such wait.
+/// Whether an id that this input ends still waits for its peer. Over iWARP the kernel then blocks
+/// the thread that destroys or disconnects the id, until the peer answers or the device gives up
+/// (linux, iwcm.c, `IWCM_F_CONNECT_WAIT`). The removal of a device does not end that wait.
 pub(super) fn waits_for_peer(state: State, input: Input) -> bool {
     matches!(state, State::Connecting | State::Accepting)
         && matches!(
@@ -209,7 +209,8 @@ pub(super) fn waits_for_peer(state: State, input: Input) -> bool {
         )
 }
 
-/// Whether an input says that the peer or the device has answered who connects: a call that waits for that returns.
+/// Whether an input means that the peer or the device has answered a connect: a call that waits for
+/// the answer then returns.
 pub(super) fn is_answer(state: State, input: Input) -> bool {
     use Event as E;
     state == State::Connecting
@@ -257,7 +258,7 @@ fn routed(input: Input) -> Step {
     use Event as E;
     match input {
         Input::Connect => (State::Connecting, &[Action::SendConnect]),
-        // Nobody waits for an answer now; a later command finds the conversation closed.
+        // No command is pending now; a later one finds the conversation closed.
         Input::Event(E::DeviceRemoval | E::Unreachable) => ENDED,
         Input::Close => ENDED,
         Input::CallFailed => FAILED,
@@ -274,8 +275,8 @@ fn connecting(input: Input) -> Step {
         Input::Event(E::Disconnected | E::DeviceRemoval) => FAILED,
         Input::Deadline | Input::CallFailed => FAILED,
         Input::Close => ENDED,
-        // Not `Disconnect`: an iWARP device fails the QP of a connection that is refused, and its flush
-        // may be polled before the event comes, which has the reason.
+        // Not `Disconnect`: an iWARP device fails the QP of a refused connection, and its flush may
+        // be polled before the event that carries the reason.
         _ => (State::Connecting, &[]),
     }
 }

@@ -1,12 +1,12 @@
 //! An id of the connection manager, and the event channel.
 //!
-//! Owns every call of librdmacm. Never decides what comes next: [`cm`](super::cm) does.
+//! Owns every call of librdmacm. Never decides the next step: [`cm`](super::cm) does.
 //!
 //! Invariants:
-//! 1. Ids are created and used on the thread that owns the channel, which also takes its events. Only a
-//!    [`Dial`] uses one elsewhere; it comes back, and until then its id is not destroyed. What destroying
-//!    one elsewhere ([`Farewell`]) needs: nobody has the id any more, and librdmacm waits until the events
-//!    that were taken of it are acknowledged.
+//! 1. Ids are created and used on the thread that owns the channel, which also takes its events.
+//!    Only a [`Dial`] uses one elsewhere; it comes back, and until then its id is not destroyed.
+//!    What destroying one elsewhere ([`DeferredDestroy`]) needs: nobody has the id any more, and
+//!    librdmacm waits until the events that were taken of it are acknowledged.
 //! 2. An event is copied and acknowledged before anything else happens, so that destroying its id
 //!    never waits for an acknowledgement (S10, S21).
 #![allow(unsafe_code, reason = "calls librdmacm")]
@@ -25,6 +25,7 @@ use super::device::{self, VerbsDevice};
 use super::failure::Failure;
 use super::ffi::{self, Plain};
 use super::id_link::IdKey;
+use super::inherited::is_inherited;
 use super::queue_pair::{QpGuard, ReadDepths, ReadyTerms, Transition};
 use super::reaper::Token;
 use super::sockaddr::{self, RawAddress, STORAGE_BYTES};
@@ -77,6 +78,9 @@ impl CmChannel {
 
 impl Drop for CmChannel {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         // SAFETY: the only owner; its ids are gone (they are dropped before, by their owner).
         unsafe { ffi::rdma_destroy_event_channel(self.0.as_ptr()) }
     }
@@ -210,7 +214,7 @@ impl CmId {
         })
     }
 
-    /// Sets the traffic class of the connection. Before its address is resolved, or it listens.
+    /// Sets the traffic class of the connection. Must precede address resolution, or listening.
     pub(super) fn set_traffic_class(&self, mut class: u8) -> io::Result<()> {
         let (level, option) = (ffi::number::OPTION_LEVEL_ID, ffi::number::OPTION_TOS);
         let value = (&raw mut class).cast();
@@ -262,7 +266,7 @@ impl CmId {
         ffi::cm_result(|| unsafe { ffi::rdma_connect(self.0.as_ptr(), &raw mut param) })
     }
 
-    /// What [`CmId::connect`] does, for another thread.
+    /// The work of [`CmId::connect`], for another thread.
     pub(super) fn dial(&self, param: ConnParam<'_>, qp: Arc<QpGuard>) -> Dial {
         let private_data = param.private_data.to_vec();
         let param = ConnParam { private_data: &[], ..param };
@@ -270,8 +274,8 @@ impl CmId {
     }
 
     /// Has the id destroyed elsewhere. `None` while a [`Dial`] has it, too.
-    pub(super) fn farewell(self) -> Option<Farewell> {
-        Farewell::of(self.1)
+    pub(super) fn deferred_destroy(self) -> Option<DeferredDestroy> {
+        DeferredDestroy::of(self.1)
     }
 
     /// Sends the RTU.
@@ -301,7 +305,7 @@ impl CmId {
         ffi::cm_result(|| unsafe { ffi::rdma_disconnect(self.0.as_ptr()) })
     }
 
-    /// Tells the kernel that the QP has received something, in case the RTU was lost.
+    /// Reports to the kernel that the QP has received something, in case the RTU was lost.
     pub(super) fn notify_established(&self) -> io::Result<()> {
         // SAFETY: a live id, used by this thread alone.
         ffi::cm_result(|| unsafe { ffi::notify_communication_established(self.0.as_ptr()) })
@@ -324,8 +328,8 @@ impl CmId {
         let id = self.0.as_ptr();
         let link_layer = self.link_layer();
         let depths = terms.read_depths;
-        // INIT once more, since the attributes may have changed since (librdmacm does the same).
-        // SAFETY: a live id, used by this thread alone.
+        // INIT once more, since the attributes may have changed (librdmacm does this too). SAFETY:
+        // a live id, used by this thread alone.
         let init = unsafe { Transition::to_init(id, terms.allows_reads) }?;
         // SAFETY: as above.
         let rtr = unsafe { Transition::to_rtr(id, depths.map(|depths| depths.peer), link_layer) }?;
@@ -348,7 +352,7 @@ impl CmId {
 
     /// The device object of this id.
     pub(super) fn open_device(&self) -> Result<Arc<VerbsDevice>, Failure> {
-        let none = || Failure::Device("the connection manager has found no device".to_owned());
+        let none = || Failure::Device("the connection manager found no device".to_owned());
         VerbsDevice::of(self.device().ok_or_else(none)?)
             .map_err(|error| Failure::Device(format!("the RDMA device cannot be used: {error}")))
     }
@@ -377,9 +381,10 @@ impl CmId {
 /// Owns the id: destroyed on drop.
 struct Owned(NonNull<ffi::rdma_cm_id>);
 
-// SAFETY: librdmacm's calls are thread-safe, and the kernel lets those of one id wait for each other.
-// `rdma_destroy_id` waits for the acknowledgement of the events that were taken (rdma-core, librdmacm/cma.c),
-// which comes after the last use of the id that they bring. Where it is dropped is said by invariant 1.
+// SAFETY: librdmacm's calls are thread-safe, and the kernel serializes the calls of one id.
+// `rdma_destroy_id` waits for the acknowledgement of the events that were taken (rdma-core,
+// librdmacm/cma.c), which comes after the last use of the id that they bring. Invariant 1 restricts
+// where it is dropped.
 unsafe impl Send for Owned {}
 // SAFETY: as above.
 unsafe impl Sync for Owned {}
@@ -387,15 +392,16 @@ unsafe impl Sync for Owned {}
 /// A REQ that another thread sends, since the call waits for the peer.
 pub(super) struct Dial {
     id: Arc<Owned>,
-    /// Destroying it would wait for the call, and so keep the thread that destroys all objects.
+    /// Held here, since destroying it would wait for the call, and so block the thread that
+    /// destroys all objects.
     _qp: Arc<QpGuard>,
     private_data: Vec<u8>,
     param: ConnParam<'static>,
 }
 
 impl Dial {
-    /// Sends the REQ, and waits as long as the device does. Then this goes back to the channel's thread
-    /// (invariant 1).
+    /// Sends the REQ, and waits as long as the device does. Then this returns to the channel's
+    /// thread (invariant 1).
     pub(super) fn run(&self) -> io::Result<()> {
         let mut param = ConnParam { private_data: &self.private_data, ..self.param }.to_c();
         // SAFETY: the id lives; the private data outlives the call, which copies it.
@@ -405,20 +411,20 @@ impl Dial {
 
 impl Dial {
     /// Has the id destroyed elsewhere. `None` while its conversation goes on.
-    pub(super) fn farewell(self) -> Option<Farewell> {
-        Farewell::of(self.id)
+    pub(super) fn deferred_destroy(self) -> Option<DeferredDestroy> {
+        DeferredDestroy::of(self.id)
     }
 }
 
-/// An id that nobody has any more, and that waits for its peer: destroying it waits, too. Dropping this
-/// destroys it.
-pub(super) struct Farewell {
+/// An id without an owner whose peer has not answered. Dropping this destroys the id, which waits
+/// for the peer.
+pub(super) struct DeferredDestroy {
     _id: Owned,
-    /// Dropped behind the id.
+    /// Dropped after the id.
     _token: Token,
 }
 
-impl Farewell {
+impl DeferredDestroy {
     fn of(id: Arc<Owned>) -> Option<Self> {
         Arc::into_inner(id).map(|id| Self { _id: id, _token: Token::take() })
     }
@@ -436,8 +442,11 @@ fn milliseconds(time: Duration) -> i32 {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: the only owner; librdmacm waits for events that are not acknowledged yet, which the
-        // channel's thread does at once (invariant 2).
+        if is_inherited() {
+            return;
+        }
+        // SAFETY: the only owner; librdmacm waits for events that are not acknowledged yet, which
+        // the channel's thread does at once (invariant 2).
         let result = ffi::cm_result(|| unsafe { ffi::rdma_destroy_id(self.0.as_ptr()) });
         if let Err(error) = result {
             tracing::error!(%error, "connection id leaked");

@@ -25,6 +25,7 @@ use rustix::event::epoll;
 
 use super::context::Context;
 use super::ffi;
+use super::inherited::is_inherited;
 use super::mailbox::Mailbox;
 use super::reaper;
 
@@ -76,7 +77,7 @@ impl CqGuard {
         })?;
         // SAFETY: a live CQ; the field is set at creation.
         let granted = u32::try_from(unsafe { raw.as_ref().cqe }).unwrap_or(0);
-        context.book_cq(raw, &mailbox);
+        context.register_cq(raw, &mailbox);
         Ok(Self {
             raw,
             channel: channel.into_raw(),
@@ -171,7 +172,10 @@ impl CqGuard {
 
 impl Drop for CqGuard {
     fn drop(&mut self) {
-        self.context.strike_cq(self.raw);
+        if is_inherited() {
+            return;
+        }
+        self.context.unregister_cq(self.raw);
         self.ack();
         let dead = RawCq(self.raw, self.channel, Arc::clone(&self.context));
         reaper::dispose(move || dead.destroy());
@@ -230,6 +234,9 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         // SAFETY: the only owner, and no CQ uses it.
         let returned = unsafe { ffi::ibv_destroy_comp_channel(self.0.as_ptr()) };
         if let Err(error) = ffi::verbs_result(returned) {

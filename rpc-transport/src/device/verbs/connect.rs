@@ -8,8 +8,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio::sync::oneshot;
 
-use crate::connect::address::{Address, HostPort};
-use crate::connect::error::ConnectError;
+use crate::address::{Address, HostPort};
+use crate::device::connection_error::ConnectError;
 use crate::device::{
     CompletionQueue, Connector, CqRef, Device, Established, Outgoing, PeerIdentity, ProviderError,
     QpCapacity, QpHandle, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
@@ -19,7 +19,7 @@ use crate::memory::region::ProtectionDomain;
 use super::dispatcher;
 use super::failure::Failure;
 use super::id_link::{IdKey, IdLink};
-use super::local_end::{self, Way};
+use super::local_end::{self, Route};
 use super::options::SetupOptions;
 use super::preflight;
 use super::service::{Command, Service};
@@ -44,7 +44,7 @@ impl VerbsConnector {
 impl Connector for VerbsConnector {
     async fn resolve(&self, address: &Address) -> Result<Box<dyn Outgoing>, ConnectError> {
         let Address::Rdma(at, local) = address else {
-            let reason = "the verbs connector takes rdma:// addresses".to_owned();
+            let reason = "the verbs connector only accepts rdma:// addresses".to_owned();
             return Err(ConnectError::Unreachable { address: address.clone(), reason });
         };
         let service = dispatcher::service().map_err(|error| {
@@ -53,9 +53,9 @@ impl Connector for VerbsConnector {
         })?;
         let unreachable = |reason| ConnectError::Unreachable { address: address.clone(), reason };
         let candidates = look_up(at).await.map_err(unreachable)?;
-        let ways = local_end::ways(local, candidates).await.map_err(unreachable)?;
+        let routes = local_end::routes(local, candidates).await.map_err(unreachable)?;
         let mut last = None;
-        for Way { from, to } in ways {
+        for Route { from, to } in routes {
             match self.resolve_one(service, from, to).await {
                 Ok(attempt) => {
                     local_end::is_through(local, attempt.device()).map_err(unreachable)?;
@@ -66,7 +66,7 @@ impl Connector for VerbsConnector {
                 Err(failure) => last = Some(failure),
             }
         }
-        // If the machine lacks something, report that rather than the failed call.
+        // If the machine lacks something, report that instead of the failed call.
         let report = preflight::facts();
         if let Some(reason) = report.first_problem() {
             return Err(ConnectError::Unavailable { scheme: "rdma", reason });
@@ -82,7 +82,7 @@ impl Connector for VerbsConnector {
 }
 
 impl VerbsConnector {
-    /// Resolves until there is a source port that the connect will get.
+    /// Resolves until there is a source port that the connect can use.
     async fn resolve_one(
         &self,
         service: &'static Service,
@@ -91,27 +91,18 @@ impl VerbsConnector {
     ) -> Result<Attempt, Failure> {
         let mut tries = 0;
         loop {
-            let attempt = self.try_to_resolve(service, from, to).await?;
+            let (answer, answered) = oneshot::channel();
+            // Dropping this future drops the link, which closes the id.
+            let link = IdLink::new(service, IdKey::fresh());
+            let options = Arc::clone(&self.options);
+            service.send(Command::Resolve { key: link.key(), from, to, options, answer });
+            let resolved = answered.await.unwrap_or(Err(Failure::Gone))?;
+            let attempt = Attempt::new(service, link, resolved);
             tries += 1;
             if tries == MOST_PORTS || !attempt.has_taken_port() {
                 return Ok(attempt);
             }
         }
-    }
-
-    async fn try_to_resolve(
-        &self,
-        service: &'static Service,
-        from: Option<SocketAddr>,
-        to: SocketAddr,
-    ) -> Result<Attempt, Failure> {
-        let (answer, answered) = oneshot::channel();
-        // Dropping this future drops the link, which closes the id.
-        let link = IdLink::new(service, IdKey::fresh());
-        let options = Arc::clone(&self.options);
-        service.send(Command::Resolve { key: link.key(), from, to, options, answer });
-        let resolved = answered.await.unwrap_or(Err(Failure::Gone))?;
-        Ok(Attempt::new(service, link, resolved))
     }
 }
 
@@ -176,7 +167,7 @@ impl Outgoing for VerbsOutgoing {
             AttemptError::Provider(error) => error.into(),
         })?;
         reply.resize(REP_PRIVATE_DATA_BYTES, 0);
-        Ok(Established { private_data: reply, peer: PeerIdentity::Network(peer), attach })
+        Ok(Established { private_data: reply, peer: PeerIdentity::network(peer), attach })
     }
 }
 

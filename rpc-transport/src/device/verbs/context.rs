@@ -1,6 +1,6 @@
 //! An open device, as librdmacm returns it.
 //!
-//! Owns the reference that keeps the context open, and the registry of who is told about
+//! Owns the reference that keeps the context open, and the registry of the recipients of
 //! asynchronous events. Never opens a context itself: every `ibv_open_device` creates a new
 //! context, and objects of different contexts cannot be combined (S26).
 //!
@@ -24,6 +24,7 @@ use crate::device::QpHandle;
 
 use super::ffi;
 use super::id_link::IdKey;
+use super::inherited::{self, is_inherited};
 use super::mailbox::Mailbox;
 use super::ports::Ports;
 
@@ -41,6 +42,7 @@ unsafe impl Sync for DeviceList {}
 impl DeviceList {
     /// All devices that librdmacm can open.
     pub(super) fn take() -> io::Result<Self> {
+        inherited::check()?;
         prepare_for_fork();
         let mut len = 0;
         // SAFETY: writes the length to the given pointer.
@@ -58,6 +60,9 @@ impl DeviceList {
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         // SAFETY: the list came from `rdma_get_devices` and is freed once.
         unsafe { ffi::rdma_free_devices(self.list.as_ptr()) }
     }
@@ -72,12 +77,12 @@ fn prepare_for_fork() {
         // SAFETY: no precondition.
         let returned = unsafe { ffi::ibv_fork_init() };
         if let Err(error) = ffi::verbs_result(returned) {
-            tracing::warn!(%error, "a process that forks may corrupt registered memory");
+            tracing::warn!(%error, "forking this process may corrupt registered memory");
         }
     });
 }
 
-/// Who is told about an asynchronous event of a QP.
+/// The recipient of an asynchronous event of a QP.
 #[derive(Debug, Clone)]
 pub(super) struct QpTarget {
     pub(super) mailbox: Arc<Mailbox>,
@@ -103,7 +108,7 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Wraps a context of librdmacm. `None` when librdmacm has closed it meanwhile.
+    /// Wraps a context of librdmacm. `None` when librdmacm has closed it in the meantime.
     pub(super) fn new(raw: NonNull<ffi::ibv_context>) -> io::Result<Self> {
         let pin = DeviceList::take()?;
         if !pin.contexts().contains(&raw) {
@@ -124,33 +129,33 @@ impl Context {
         &self.name
     }
 
-    /// What is known of its ports.
+    /// The known states of its ports.
     pub(super) fn ports(&self) -> &Ports {
         &self.ports
     }
 
     /// Registers a QP (invariant 2).
-    pub(super) fn book_qp(&self, qp: NonNull<ffi::ibv_qp>, target: QpTarget) {
+    pub(super) fn register_qp(&self, qp: NonNull<ffi::ibv_qp>, target: QpTarget) {
         self.qps.lock().insert(qp.addr().get(), target);
     }
 
     /// Unregisters a QP.
-    pub(super) fn strike_qp(&self, qp: NonNull<ffi::ibv_qp>) {
+    pub(super) fn unregister_qp(&self, qp: NonNull<ffi::ibv_qp>) {
         self.qps.lock().remove(&qp.addr().get());
     }
 
-    /// Who is told about events of the QP at this address.
+    /// The recipient of events of the QP at this address.
     pub(super) fn qp_target(&self, address: usize) -> Option<QpTarget> {
         self.qps.lock().get(&address).cloned()
     }
 
     /// Registers a CQ (invariant 2).
-    pub(super) fn book_cq(&self, cq: NonNull<ffi::ibv_cq>, mailbox: &Arc<Mailbox>) {
+    pub(super) fn register_cq(&self, cq: NonNull<ffi::ibv_cq>, mailbox: &Arc<Mailbox>) {
         self.cqs.lock().insert(cq.addr().get(), Arc::downgrade(mailbox));
     }
 
     /// Unregisters a CQ.
-    pub(super) fn strike_cq(&self, cq: NonNull<ffi::ibv_cq>) {
+    pub(super) fn unregister_cq(&self, cq: NonNull<ffi::ibv_cq>) {
         self.cqs.lock().remove(&cq.addr().get());
     }
 

@@ -1,7 +1,7 @@
 //! One id of the connection manager, and the state of its conversation.
 //!
-//! Owns the id, and the channel to whoever waits for an answer. Carries out single actions of the
-//! table; the [`dispatcher`](super::dispatcher) asks the table which ones.
+//! Owns the id, and the channel to the caller that waits for an answer. Carries out single actions
+//! of the table; the [`dispatcher`](super::dispatcher) asks the table for them.
 //!
 //! Invariants:
 //! 1. An answer is given once; a caller that stops waiting for it closes the id.
@@ -22,7 +22,7 @@ use super::failure::{CONNECT, Failure, RESOLVE_ADDRESS, RESOLVE_ROUTE};
 use super::options::SetupOptions;
 use super::queue_pair::{QpGuard, ReadDepths, ReadyTerms, Transition};
 use super::reaper::InUse;
-use super::service::{Answer, Request, Resolved, SetupQp};
+use super::service::{Answer, Request, Resolved, SetupQp, send_answer};
 
 /// One id and its conversation.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub(super) struct Conversation {
     pub(super) failure: Option<Failure>,
 }
 
-/// Who waits for an answer.
+/// The caller that waits for an answer.
 #[derive(Debug)]
 pub(super) enum Waiting {
     Nobody,
@@ -72,7 +72,7 @@ impl Conversation {
         }
     }
 
-    /// Carries out one action. The error says what was attempted.
+    /// Carries out one action. The error names the attempted step.
     pub(super) fn carry_out(&mut self, action: Action) -> Result<(), (&'static str, io::Error)> {
         let failed = |what| move |error| (what, error);
         match action {
@@ -94,31 +94,50 @@ impl Conversation {
             Action::SendDisconnect => ignore("disconnect", self.id.disconnect()),
             Action::ReportUp => self.report(Ok(())),
             Action::ReportFailure => self.report(Err(())),
-            Action::ReportDisconnected => self.report_disconnected(),
-            Action::ReportListenerDead => self.report_listener_dead(),
-            // The dispatcher does these, since it owns the conversation and its listener, and has
-            // workers.
+            Action::ReportDisconnected => {
+                // If the QP is gone, there is nobody to notify.
+                if let Some(qp) = &self.qp
+                    && let Some(guard) = qp.in_use()
+                {
+                    guard.mailbox().put(QpEvent::Disconnected(qp.handle));
+                }
+            }
+            Action::ReportListenerDead => {
+                let waiting = std::mem::replace(&mut self.waiting, Waiting::Nobody);
+                if let Waiting::Listener(requests) = waiting {
+                    // If the queue is full, dropping the sender has the same effect.
+                    let _ = requests.try_send(Err(self.failure.take().unwrap_or(Failure::Gone)));
+                }
+            }
+            // The dispatcher carries these out, since it owns the conversation and its listener,
+            // and has workers.
             Action::DeliverRequest | Action::Destroy | Action::MakeReady => {}
         }
         Ok(())
     }
 
-    /// What [`Action::MakeReady`] takes: the QP, and where it goes one after the other.
+    /// The inputs of [`Action::MakeReady`]: the QP, and its transitions in order.
     pub(super) fn to_make_ready(&self) -> io::Result<(InUse<QpGuard>, [Transition; 3])> {
-        Ok((self.live_qp()?, self.id.ready_transitions(self.ready_terms())?))
+        let terms = ReadyTerms {
+            read_depths: self.agreed_depths(),
+            allows_reads: self.wanted_depths().peer > 0,
+            timers: self.options.timers(),
+        };
+        Ok((self.live_qp()?, self.id.ready_transitions(terms)?))
     }
 
-    /// Whether [`Action::SendConnect`] is for a thread of its own.
+    /// Whether [`Action::SendConnect`] needs a thread of its own.
     pub(super) fn waits_in_connect(&self) -> bool {
-        self.device.as_ref().is_some_and(|device| device.waits_in_connect())
+        self.device.as_ref().is_some_and(|device| device.quirks().waits_in_connect)
     }
 
-    /// Whether the kernel may keep who destroys the id ([`cm::waits_for_peer`](super::cm::waits_for_peer)).
-    pub(super) fn is_over_iwarp(&self) -> bool {
-        self.device.as_ref().is_some_and(|device| device.is_iwarp())
+    /// Whether destroying the id may wait for the peer
+    /// ([`cm::waits_for_peer`](super::cm::waits_for_peer)).
+    pub(super) fn waits_in_destroy(&self) -> bool {
+        self.device.as_ref().is_some_and(|device| device.quirks().waits_in_destroy)
     }
 
-    /// [`Action::SendConnect`] for another thread.
+    /// The work of [`Action::SendConnect`], for another thread.
     pub(super) fn dial(&self) -> io::Result<Dial> {
         Ok(self.id.dial(self.parameters()?, self.live_qp()?.into_inner()))
     }
@@ -143,12 +162,12 @@ impl Conversation {
         let is_usable = resolved.is_ok();
         if let Waiting::Resolve(answer) = waiting {
             // Sending fails only if the caller has given up; the caller then closes the id.
-            let _ = answer.send(resolved);
+            send_answer(answer, resolved);
         }
         if is_usable { Ok(()) } else { Err((RESOLVE_ADDRESS, io::ErrorKind::NotFound.into())) }
     }
 
-    /// The QP, unless its owner has destroyed it meanwhile.
+    /// The QP, unless its owner has destroyed it.
     fn live_qp(&self) -> io::Result<InUse<QpGuard>> {
         let qp = self.qp.as_ref().and_then(SetupQp::in_use);
         qp.ok_or_else(|| io::Error::other("the queue pair is destroyed"))
@@ -166,14 +185,6 @@ impl Conversation {
         self.depths.map(|offered| self.wanted_depths().min(offered))
     }
 
-    fn ready_terms(&self) -> ReadyTerms {
-        ReadyTerms {
-            read_depths: self.agreed_depths(),
-            allows_reads: self.wanted_depths().peer > 0,
-            timers: self.options.timers(),
-        }
-    }
-
     fn parameters(&self) -> io::Result<ConnParam<'_>> {
         Ok(ConnParam {
             private_data: &self.private_data,
@@ -189,35 +200,20 @@ impl Conversation {
         // Sending fails only if the caller has given up; the caller then closes the id.
         match (waiting, outcome) {
             (Waiting::Outcome(answer), Ok(())) => {
-                let _ = answer.send(Ok(std::mem::take(&mut self.reply)));
+                send_answer(answer, Ok(std::mem::take(&mut self.reply)));
             }
             (Waiting::Outcome(answer), Err(())) => {
-                let _ = answer.send(Err(failure));
+                send_answer(answer, Err(failure));
             }
             (Waiting::Resolve(answer), Err(())) => {
-                let _ = answer.send(Err(failure));
+                send_answer(answer, Err(failure));
             }
             (waiting, _) => self.waiting = waiting,
         }
     }
-
-    fn report_disconnected(&self) {
-        let Some(qp) = &self.qp else { return };
-        // If the QP is gone, nobody needs to know.
-        if let Some(guard) = qp.in_use() {
-            guard.mailbox().put(QpEvent::Disconnected(qp.handle));
-        }
-    }
-
-    fn report_listener_dead(&mut self) {
-        let waiting = std::mem::replace(&mut self.waiting, Waiting::Nobody);
-        let Waiting::Listener(requests) = waiting else { return };
-        // If the queue is full, dropping the sender tells the same.
-        let _ = requests.try_send(Err(self.failure.take().unwrap_or(Failure::Gone)));
-    }
 }
 
-/// Collects what the owner of a resolved id needs to know.
+/// Collects the facts that the owner of a resolved id needs.
 pub(super) fn resolve_device(id: &CmId, options: &SetupOptions) -> Result<Resolved, Failure> {
     let device = id.open_device()?;
     let init = id

@@ -1,4 +1,4 @@
-//! Devices: one per context of librdmacm, with limits asked from the device.
+//! Devices: one per context of librdmacm, with the limits that the device reports.
 //!
 //! Owns the list of open devices and their [`DeviceAttributes`](crate::device::DeviceAttributes).
 //! Never creates QPs for use, only short-lived ones to find what the device grants.
@@ -24,10 +24,10 @@ use super::queue::VerbsCompletionQueue;
 use super::quirks::{Quirks, SPACER_ENTRIES};
 use super::wr_key::MAX_WRS;
 
-/// Inline sizes that are tried, bytes; the first that is granted is used. 220 is what an mlx5 SQ
-/// entry of 256 bytes holds, which is also the most that leaves with its doorbell; more makes every
-/// entry of the SQ larger and gains nothing. The others are the limits of irdma (101), bnxt_re (96)
-/// and i40iw (48), and powers of two between.
+/// Inline sizes to try, bytes; the first one granted is used. 220 is what an mlx5 SQ entry of 256
+/// bytes holds, which is also the most that leaves with its doorbell; more makes every entry of the
+/// SQ larger and gains nothing. The others are the limits of irdma (101), bnxt_re (96) and i40iw
+/// (48), and powers of two in between.
 const INLINE_BYTES: [u32; 6] = [220, 128, 101, 96, 64, 48];
 
 /// A device of libibverbs.
@@ -58,8 +58,8 @@ pub fn devices() -> Result<Vec<Arc<dyn Device>>, ProviderError> {
     usable(opened.map(|device| Ok(device? as Arc<dyn Device>)))
 }
 
-/// The devices that could be opened. One that cannot, or has no RC queue pairs (EFA), keeps nobody
-/// from the others.
+/// The devices that could be opened. A device that cannot be opened, or has no RC queue pairs
+/// (EFA), does not affect the others.
 fn usable<T>(
     opened: impl Iterator<Item = Result<T, ProviderError>>,
 ) -> Result<Vec<T>, ProviderError> {
@@ -68,7 +68,7 @@ fn usable<T>(
         match device {
             Ok(device) => devices.push(device),
             Err(error @ ProviderError::Unsupported(_)) => {
-                tracing::debug!(%error, "a device is left out");
+                tracing::debug!(%error, "skipping a device");
             }
             Err(error) => refused = Some(error),
         }
@@ -76,7 +76,7 @@ fn usable<T>(
     match refused {
         Some(error) if devices.is_empty() => Err(error),
         Some(error) => {
-            tracing::warn!(%error, "a device is left out");
+            tracing::warn!(%error, "skipping a device");
             Ok(devices)
         }
         None => Ok(devices),
@@ -112,7 +112,7 @@ impl VerbsDevice {
         let context = Arc::new(Context::new(raw)?);
         set_nonblocking(&context)?;
         let limits = query(&context)?;
-        let quirks = Quirks::of(limits.vendor_id);
+        let quirks = Quirks::of(limits.vendor_id, is_iwarp(raw));
         // Before all other objects.
         let spacer = spacer(&context, quirks);
         let Some(max_inline_bytes) = max_inline_bytes(&context)? else { return Ok(None) };
@@ -128,7 +128,7 @@ impl VerbsDevice {
             max_qp_wr: max_qp_wr.saturating_sub(1).min(MAX_WRS),
             max_cqe: CqGuard::usable_entries(max_cqe),
             max_srq_wr: max_srq_wr(raw, &limits),
-            capabilities: capabilities(&context, max_reads).with(late_sends(quirks)),
+            capabilities: capabilities(quirks, max_reads),
         };
         // SAFETY: the context is open.
         let comp_vectors = unsafe { raw.as_ref().num_comp_vectors }.max(1);
@@ -150,7 +150,7 @@ impl VerbsDevice {
         &self.context
     }
 
-    /// Whether a port has lost its link. Asks the device only where an event has said so.
+    /// Whether a port has lost its link. Queries the device only if an event has reported the loss.
     pub(super) fn is_down(&self, port: u8) -> bool {
         let is_active = || {
             let asked = query_port(self.context.as_ptr(), port);
@@ -159,14 +159,9 @@ impl VerbsDevice {
         self.context.ports().is_down(port, is_active)
     }
 
-    /// Whether the call that connects waits for the peer.
-    pub(super) fn waits_in_connect(&self) -> bool {
-        self.quirks.waits_in_connect
-    }
-
-    /// Whether connections go over TCP.
-    pub(super) fn is_iwarp(&self) -> bool {
-        NonNull::new(self.context.as_ptr()).is_some_and(is_iwarp)
+    /// What its driver and transport do differently from others.
+    pub(super) fn quirks(&self) -> Quirks {
+        self.quirks
     }
 
     /// Most READs that one QP may have in flight in either direction.
@@ -198,14 +193,14 @@ impl Device for VerbsDevice {
     }
 }
 
-/// What keeps queues off the page that the device refuses. Without it only the queue that comes there
-/// is refused.
+/// Keeps queues off the page that the device refuses. Without it only the queue at that page is
+/// refused.
 fn spacer(context: &Arc<Context>, quirks: Quirks) -> Option<CqGuard> {
     if !quirks.refuses_a_page {
         return None;
     }
     let spacer = CqGuard::create(context, SPACER_ENTRIES, 0);
-    let text = "no queue keeps others off the page that this device refuses: one of them may fail";
+    let text = "cannot reserve the page that this device rejects: a later queue may fail";
     let log = |error: &io::Error| tracing::warn!(device = context.name(), %error, "{text}");
     spacer.inspect_err(log).ok()
 }
@@ -234,7 +229,8 @@ fn query(context: &Context) -> io::Result<ffi::ibv_device_attr> {
     Ok(attributes)
 }
 
-/// Whether a port in this state carries traffic: also one that has lost its link, and holds back to say so.
+/// Whether a port in this state carries traffic. IBV_PORT_ACTIVE_DEFER counts: the port has lost
+/// its link, and delays reporting that.
 pub(super) fn carries_traffic(state: ibv_port_state::Type) -> bool {
     [ibv_port_state::IBV_PORT_ACTIVE, ibv_port_state::IBV_PORT_ACTIVE_DEFER].contains(&state)
 }
@@ -258,31 +254,29 @@ fn max_message_bytes(context: &Context, ports: u8) -> u64 {
     limits.map(|port| u64::from(port.max_msg_sz)).min().unwrap_or(1 << 31)
 }
 
-fn capabilities(context: &Context, max_reads: u8) -> Capabilities {
-    let both = Capabilities::REGISTER_REMOTE.with(Capabilities::EMPTY_SEND);
-    if NonNull::new(context.as_ptr()).is_some_and(is_iwarp) {
-        // iWARP has no immediates, requires the local buffer of a READ to allow remote writes, and
-        // completes what it has handed to TCP.
-        return both;
+fn capabilities(quirks: Quirks, max_reads: u8) -> Capabilities {
+    let late_sends = match quirks.no_late_sends {
+        true => Capabilities::NONE,
+        false => Capabilities::FLUSHES_LATE_SENDS,
+    };
+    let all = Capabilities::REGISTER_REMOTE.with(Capabilities::EMPTY_SEND).with(late_sends);
+    if quirks.goes_over_tcp {
+        return all;
     }
-    let infiniband = both
+    let infiniband = all
         .with(Capabilities::IMMEDIATE)
         .with(Capabilities::WRITE_WITH_IMM)
         .with(Capabilities::REMOTE_ERRORS);
     if max_reads > 0 { infiniband.with(Capabilities::READ) } else { infiniband }
 }
 
-/// Most RECVs of an SRQ. None over iWARP: one that is empty has no RNR to tell it, and ends the stream.
+/// Most RECVs of an SRQ. None over iWARP: one that is empty has no RNR to tell it, and ends the
+/// stream.
 pub(super) fn max_srq_wr(context: NonNull<ffi::ibv_context>, limits: &ffi::ibv_device_attr) -> u32 {
     if limits.max_srq <= 0 || is_iwarp(context) {
         return 0;
     }
     u32::try_from(limits.max_srq_wr).unwrap_or(0).min(MAX_WRS)
-}
-
-/// Whether SENDs in ERR are flushed.
-fn late_sends(quirks: Quirks) -> Capabilities {
-    if quirks.no_late_sends { Capabilities::NONE } else { Capabilities::FLUSHES_LATE_SENDS }
 }
 
 /// Whether an open context's device is an iWARP one.
@@ -294,22 +288,22 @@ pub(super) fn is_iwarp(context: NonNull<ffi::ibv_context>) -> bool {
     transport == ffi::ibv_transport_type::IBV_TRANSPORT_IWARP
 }
 
-/// The largest inline size that a QP is granted, found by trial: no attribute tells it (S33). `None`
-/// for a device that has no RC QPs at all.
+/// The largest inline size that a QP is granted, found by trial: no attribute reports it (S33).
+/// `None` for a device without RC QPs.
 fn max_inline_bytes(context: &Arc<Context>) -> io::Result<Option<u32>> {
     let pd = PdGuard::allocate(context)?;
     let cq = CqGuard::create(context, 2, 0)?;
     match try_qp(&pd, &cq, 0) {
-        Err(error) if says_no_such_thing(&error) => return Ok(None),
+        Err(error) if means_unsupported(&error) => return Ok(None),
         granted => granted?,
     };
     let is_granted = |bytes: &u32| try_qp(&pd, &cq, *bytes).is_ok_and(|granted| granted >= *bytes);
     Ok(Some(INLINE_BYTES.into_iter().find(is_granted).unwrap_or(0)))
 }
 
-/// Whether an error of creating a QP means that there is none of its kind, and not that something
-/// has run out.
-fn says_no_such_thing(error: &io::Error) -> bool {
+/// Whether an error of creating a QP means that the device lacks this kind, instead of that a
+/// resource has run out.
+fn means_unsupported(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(errno, Some(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS))
 }
@@ -342,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_without_rc_queue_pairs_keeps_nobody_from_the_others() {
+    fn device_without_rc_is_skipped() {
         let no_rc = || Err(ProviderError::Unsupported("an RC queue pair"));
         let broken = || Err(limits::refused("open device", &io::Error::from_raw_os_error(5)));
         assert_eq!(usable([no_rc(), Ok(1), no_rc(), Ok(2)].into_iter()).unwrap(), [1, 2]);
@@ -352,10 +346,10 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_pair_that_is_refused_for_want_of_memory_does_not_mean_that_there_are_none() {
+    fn refusal_for_memory_does_not_mean_no_rc() {
         for (errno, means_none) in [(22, true), (95, true), (38, true), (12, false), (24, false)] {
             let error = io::Error::from_raw_os_error(errno);
-            assert_eq!(says_no_such_thing(&error), means_none, "{error}");
+            assert_eq!(means_unsupported(&error), means_none, "{error}");
         }
     }
 }

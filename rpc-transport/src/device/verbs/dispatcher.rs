@@ -8,12 +8,12 @@
 //! 1. A call that fails becomes an input of the table, except where the table says that its failure
 //!    changes nothing.
 //! 2. The thread sleeps unless there is an event, a command, or a deadline that has passed.
-//! 3. No command waits for another: nothing here blocks on a peer. What would, over iWARP, has threads of its
-//!    own ([`errands`](super::errands)).
-//! 4. There is one thread and one event channel per process, started with the first command and kept.
+//! 3. No command waits for another: nothing here blocks on a peer. What would, over iWARP, has
+//!    threads of its own ([`blocking_pool`](super::blocking_pool)).
+//! 4. There is one thread and one event channel per process, started with the first command and
+//!    kept.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,40 +26,45 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 
 use crate::device::REQ_PRIVATE_DATA_BYTES;
 use crate::log_limit::LogLimit;
+use crate::wait::after;
 
 use super::async_events;
+use super::blocking_pool::{self, BlockingPool};
 use super::cm::{self, Action, Event, Input, State};
-use super::cm_id::{CmChannel, CmEvent, CmId, Dial, Farewell};
+use super::cm_id::{CmChannel, CmEvent, CmId, DeferredDestroy, Dial};
 use super::conversation::{Conversation, Waiting, ignore, resolve_device};
 use super::device::{self, VerbsDevice};
-use super::errands::{self, Errands};
+use super::due::Due;
 use super::failure::{CONNECT, Failure, RESOLVE_ADDRESS};
 use super::id_link::{IdKey, IdLink};
+use super::inherited;
 use super::options::SetupOptions;
 use super::queue_pair::ReadDepths;
 use super::reaper::Token;
-use super::service::{Answer, Command, Request, Resolved, Service, SetupQp};
+use super::service::{Answer, Command, Request, Resolved, Service, SetupQp, send_answer};
 use super::tcp_port::MOST_PORTS;
 use super::workers;
 
 /// Most events taken before commands and deadlines are handled.
 const EVENTS_PER_ROUND: usize = 256;
-/// Added to the resolve timeout, so that the kernel's own timer fires first: its error says more.
+/// Added to the resolve timeout, so that the kernel's own timer fires first: its error is more
+/// precise.
 const RESOLVE_SLACK: Duration = Duration::from_millis(500);
 
-/// What failed, in errors.
+/// Name of the failed step, for errors.
 const READY_QUEUE_PAIR: &str = "ready queue pair";
 
-static REFUSED: LogLimit = LogLimit::new("connection requests that were refused");
+static REFUSED: LogLimit = LogLimit::new("refused connection requests");
 
 static SERVICE: Mutex<Option<&'static Service>> = Mutex::new(None);
 
-/// The way to the thread, which is started if necessary (invariant 4).
+/// The handle to the thread, which is started if necessary (invariant 4).
 ///
 /// # Errors
 /// When the machine has no connection manager, or this process may not use it. The next call tries
 /// again.
 pub(super) fn service() -> io::Result<&'static Service> {
+    inherited::check()?;
     let mut service = SERVICE.lock();
     if let Some(service) = *service {
         return Ok(service);
@@ -76,11 +81,12 @@ pub(super) fn service() -> io::Result<&'static Service> {
 struct Dispatcher {
     service: &'static Service,
     conversations: HashMap<IdKey, Conversation>,
-    deadlines: BinaryHeap<Reverse<(Instant, IdKey)>>,
-    dials: Errands<Dial>,
-    /// Of those dials that are out and have their answer: they have their queue pairs for a moment more.
+    deadlines: Due,
+    dials: BlockingPool<Dial>,
+    /// Of those dials that are out and have their answer: they have their queue pairs for a moment
+    /// more.
     answered: HashMap<IdKey, Token>,
-    farewells: Errands<Farewell>,
+    destroys: BlockingPool<DeferredDestroy>,
     // Declared after the ids, so that they are dropped first.
     channel: CmChannel,
 }
@@ -88,15 +94,29 @@ struct Dispatcher {
 impl Dispatcher {
     /// Creates the thread's state.
     fn new(service: &'static Service, channel: CmChannel) -> Self {
-        let dials = Errands::new(move |key, dial| start_dial(service, key, dial));
-        let farewells = Errands::new(move |key, farewell| start_farewell(service, key, farewell));
+        // Connecting and destroying an id wait for a peer. They have threads of their own, as the
+        // threads of [`workers`] are few.
+        let dials = BlockingPool::new(move |key, dial: Dial| {
+            let builder = thread::Builder::new().name("rdma-dial".to_owned());
+            blocking_pool::in_thread(builder, dial, move |dial| {
+                let outcome = dial.run();
+                service.send(Command::Dialed { key, dial, outcome });
+            })
+        });
+        let destroys = BlockingPool::new(move |key, destroy: DeferredDestroy| {
+            let builder = thread::Builder::new().name("rdma-destroy".to_owned());
+            blocking_pool::in_thread(builder, destroy, move |destroy| {
+                drop(destroy);
+                service.send(Command::Destroyed { key });
+            })
+        });
         Self {
             service,
             conversations: HashMap::new(),
-            deadlines: BinaryHeap::new(),
+            deadlines: Due::default(),
             dials,
             answered: HashMap::new(),
-            farewells,
+            destroys,
             channel,
         }
     }
@@ -128,7 +148,12 @@ impl Dispatcher {
         fds.extend(devices.iter().map(|device| {
             PollFd::from_borrowed_fd(device::async_fd(device.context()), PollFlags::IN)
         }));
-        let wait = self.deadlines.peek().map(|Reverse((at, _))| timespec_until(*at));
+        let wait = self.deadlines.next().map(|at| {
+            // Rounded up, so that the thread does not wake just before the deadline.
+            let rest = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+            let tv_sec = i64::try_from(rest.as_secs()).unwrap_or(i64::MAX);
+            Timespec { tv_sec, tv_nsec: i64::from(rest.subsec_nanos()) }
+        });
         match poll(&mut fds, wait.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             // Out of memory: the next round tries again.
@@ -163,7 +188,12 @@ impl Dispatcher {
         match async_events::drain(device.context()) {
             Ok(established) => {
                 for key in established {
-                    self.on_communication_established(key);
+                    // The QP has received something before the connection was reported as
+                    // established: the RTU may be lost.
+                    let Some(conversation) = self.conversations.get(&key) else { continue };
+                    if conversation.state == State::Accepting {
+                        ignore("notify", conversation.id.notify_established());
+                    }
                 }
             }
             Err(error) => {
@@ -208,9 +238,9 @@ impl Dispatcher {
         if !actions.contains(&Action::DeliverRequest) {
             return;
         }
-        if self.farewells.are_too_many() {
+        if self.destroys.is_overloaded() {
             REFUSED.fault(Instant::now(), || {
-                tracing::warn!("connection request refused: too many peers do not end theirs");
+                tracing::warn!("connection request refused: too many peers do not complete theirs");
             });
             return;
         }
@@ -229,7 +259,7 @@ impl Dispatcher {
         let request = match resolved {
             Ok(resolved) => Request { link, resolved, private_data },
             Err(failure) => {
-                tracing::warn!(?failure, "a connection request came in on an unusable device");
+                tracing::warn!(?failure, "a connection request arrived on an unusable device");
                 return;
             }
         };
@@ -237,7 +267,9 @@ impl Dispatcher {
             Ok(()) | Err(TrySendError::Closed(_)) => {}
             Err(TrySendError::Full(_)) => {
                 REFUSED.fault(Instant::now(), || {
-                    tracing::warn!("connection request refused: too many wait to be accepted");
+                    tracing::warn!(
+                        "connection request refused: too many are waiting to be accepted"
+                    );
                 });
             }
         }
@@ -250,7 +282,7 @@ impl Dispatcher {
             }
             Command::Listen { key, at, options, requests, answer } => {
                 // Sending fails only if the caller has given up; the caller then closes the id.
-                let _ = answer.send(self.start_listening(key, at, options, requests));
+                send_answer(answer, self.start_listening(key, at, options, requests));
             }
             Command::Connect { key, qp, private_data, answer } => {
                 self.request(key, Input::Connect, qp, private_data, answer);
@@ -264,36 +296,33 @@ impl Dispatcher {
                 }
                 self.input(key, Input::Reject);
                 // Fails only if the caller has stopped waiting.
-                let _ = done.send(());
+                send_answer(done, ());
             }
             Command::Ready { key, outcome } => match outcome {
                 Ok(()) => self.input(key, Input::Ready),
                 Err(error) => self.call_failed(key, READY_QUEUE_PAIR, error),
             },
-            Command::Dialed { key, dial, outcome } => self.on_dialed(key, dial, outcome),
+            Command::Dialed { key, dial, outcome } => {
+                if let Err(error) = outcome {
+                    self.call_failed(key, CONNECT, error);
+                }
+                // If its conversation has ended meanwhile, the peer has been asked for nobody.
+                self.destroy_elsewhere(key, dial.deferred_destroy());
+                // Behind its queue pair, which has taken its own if nobody else has it.
+                self.answered.remove(&key);
+                for (key, error) in self.dials.on_done(key) {
+                    self.call_failed(key, CONNECT, error);
+                }
+            }
             Command::Destroyed { key } => {
                 // Those that have failed are destroyed.
-                let _ = self.farewells.on_done(key);
+                let _ = self.destroys.on_done(key);
             }
             Command::Disconnect { key } => self.input(key, Input::Disconnect),
             Command::Close { key, token } => {
                 self.input(key, Input::Close);
                 drop(token);
             }
-        }
-    }
-
-    /// A call that connects has returned.
-    fn on_dialed(&mut self, key: IdKey, dial: Dial, outcome: io::Result<()>) {
-        if let Err(error) = outcome {
-            self.call_failed(key, CONNECT, error);
-        }
-        // If its conversation has ended meanwhile, the peer has been asked for nobody.
-        self.say(key, dial.farewell());
-        // Behind its queue pair, which has taken its own if nobody else has it.
-        self.answered.remove(&key);
-        for (key, error) in self.dials.on_done(key) {
-            self.call_failed(key, CONNECT, error);
         }
     }
 
@@ -309,7 +338,7 @@ impl Dispatcher {
             Ok(id) => id,
             Err(error) => {
                 // Fails only if the caller has stopped waiting.
-                let _ = answer.send(Err(Failure::Call { what: "create connection id", error }));
+                send_answer(answer, Err(Failure::Call { what: "create connection id", error }));
                 return;
             }
         };
@@ -358,7 +387,8 @@ impl Dispatcher {
             }
             tries += 1;
             match id.listen(options.backlog) {
-                // Over software iWARP a port of the system's choice may be one that TCP has given to another.
+                // Over software iWARP a port that the system chose may be one that TCP has given to
+                // another socket.
                 Err(error)
                     if error.kind() == io::ErrorKind::AddrInUse
                         && at.port() == 0
@@ -368,7 +398,7 @@ impl Dispatcher {
         }
     }
 
-    /// Explains a failed bind. The kernel reports an address as not available also when its port is
+    /// Explains a failed bind. The kernel also reports an address as not available when its port is
     /// taken by a listener of the other kind (wildcard or specific); in that case binding to the
     /// address with port 0 succeeds.
     fn why_not_bound(&self, key: IdKey, at: SocketAddr, error: io::Error) -> io::Error {
@@ -390,7 +420,7 @@ impl Dispatcher {
     ) {
         let Some(conversation) = self.conversations.get_mut(&key) else {
             // Fails only if the caller has stopped waiting.
-            let _ = answer.send(Err(Failure::Gone));
+            send_answer(answer, Err(Failure::Gone));
             return;
         };
         conversation.qp = Some(qp);
@@ -401,26 +431,12 @@ impl Dispatcher {
 
     fn run_deadlines(&mut self) {
         let now = Instant::now();
-        while let Some(Reverse((at, key))) = self.deadlines.peek().copied() {
-            if at > now {
-                return;
-            }
-            self.deadlines.pop();
+        while let Some(key) = self.deadlines.pop(now) {
             let Some(conversation) = self.conversations.get_mut(&key) else { continue };
-            // Entries of earlier steps are ignored.
-            if let Some((_, limit)) = conversation.deadline.filter(|(due, _)| *due <= now) {
+            if let Some((_, limit)) = conversation.deadline {
                 conversation.failure = Some(Failure::Deadline(limit));
                 self.input(key, Input::Deadline);
             }
-        }
-    }
-
-    /// The QP has received something before the connection was reported as established: the RTU may
-    /// be lost.
-    fn on_communication_established(&mut self, key: IdKey) {
-        let Some(conversation) = self.conversations.get(&key) else { return };
-        if conversation.state == State::Accepting {
-            ignore("notify", conversation.id.notify_established());
         }
     }
 
@@ -437,12 +453,12 @@ impl Dispatcher {
         let mut inputs = VecDeque::from([input]);
         while let Some(input) = inputs.pop_front() {
             let Some(conversation) = self.conversations.get_mut(&key) else { return };
-            if cm::is_answer(conversation.state, input) && self.dials.is_out(key) {
+            if cm::is_answer(conversation.state, input) && self.dials.is_running(key) {
                 self.answered.insert(key, Token::take());
             }
             let (next, actions) = cm::step(conversation.state, input);
             let is_kept =
-                cm::waits_for_peer(conversation.state, input) && conversation.is_over_iwarp();
+                cm::waits_for_peer(conversation.state, input) && conversation.waits_in_destroy();
             if next != conversation.state {
                 tracing::trace!(?key, from = ?conversation.state, ?input, ?next, ?actions);
                 conversation.state = next;
@@ -454,21 +470,22 @@ impl Dispatcher {
         }
     }
 
-    /// `is_kept`: the kernel keeps who disconnects or destroys the id, until its peer answers.
+    /// `is_kept`: disconnecting or destroying the id waits until the peer answers.
     fn carry_out(&mut self, key: IdKey, actions: &[Action], is_kept: bool) -> Option<Input> {
         for action in actions {
             if *action == Action::Destroy {
                 let conversation = self.conversations.remove(&key)?;
-                // Who is in line has asked no peer yet.
-                let was_in_line = self.dials.forget(key);
-                if is_kept && !was_in_line {
-                    self.say(key, conversation.id.farewell());
+                self.deadlines.set(key, None);
+                // A queued connect has asked no peer yet.
+                let was_queued = self.dials.cancel(key);
+                if is_kept && !was_queued {
+                    self.destroy_elsewhere(key, conversation.id.deferred_destroy());
                 }
-                // Else dropping the conversation destroys the id.
+                // Otherwise dropping the conversation destroys the id.
                 return None;
             }
             if *action == Action::SendDisconnect && is_kept {
-                // Destroying it disconnects, and is next.
+                // Destroying the id disconnects it, and comes next.
                 continue;
             }
             let conversation = self.conversations.get_mut(&key)?;
@@ -491,9 +508,9 @@ impl Dispatcher {
     }
 
     /// Has an id destroyed elsewhere.
-    fn say(&mut self, key: IdKey, farewell: Option<Farewell>) {
-        let Some(farewell) = farewell else { return };
-        if let Err(error) = self.farewells.add(key, None, farewell) {
+    fn destroy_elsewhere(&mut self, key: IdKey, destroy: Option<DeferredDestroy>) {
+        let Some(destroy) = destroy else { return };
+        if let Err(error) = self.destroys.add(key, None, destroy) {
             tracing::warn!(%error, "no thread for an id whose peer is silent: it was destroyed here");
         }
     }
@@ -503,7 +520,7 @@ impl Dispatcher {
         let options = &conversation.options;
         let limit = match conversation.state {
             State::ResolvingAddress | State::ResolvingRoute => {
-                Some(options.resolve_timeout + RESOLVE_SLACK)
+                Some(options.resolve_timeout.saturating_add(RESOLVE_SLACK))
             }
             State::Connecting | State::Completing | State::Confirming => {
                 Some(options.connect_timeout)
@@ -511,12 +528,9 @@ impl Dispatcher {
             State::Preparing | State::Accepting => Some(options.accept_timeout),
             _ => None,
         };
-        // A time limit beyond the clock's range counts as none.
-        let due = limit.and_then(|limit| Some((Instant::now().checked_add(limit)?, limit)));
+        let due = limit.map(|limit| (after(Instant::now(), limit), limit));
         conversation.deadline = due;
-        if let Some((at, _)) = due {
-            self.deadlines.push(Reverse((at, key)));
-        }
+        self.deadlines.set(key, due.map(|(at, _)| at));
     }
 }
 
@@ -533,33 +547,4 @@ fn make_ready(
         service.send(Command::Ready { key, outcome });
     });
     Ok(())
-}
-
-/// Has a thread of its own connect: those of [`workers`] are few, and this waits for a peer.
-fn start_dial(service: &'static Service, key: IdKey, dial: Dial) -> Result<(), (Dial, io::Error)> {
-    let builder = thread::Builder::new().name("rdma-dial".to_owned());
-    errands::in_thread(builder, dial, move |dial| {
-        let outcome = dial.run();
-        service.send(Command::Dialed { key, dial, outcome });
-    })
-}
-
-/// Has a thread of its own destroy an id, which waits for its peer.
-fn start_farewell(
-    service: &'static Service,
-    key: IdKey,
-    farewell: Farewell,
-) -> Result<(), (Farewell, io::Error)> {
-    let builder = thread::Builder::new().name("rdma-farewell".to_owned());
-    errands::in_thread(builder, farewell, move |farewell| {
-        drop(farewell);
-        service.send(Command::Destroyed { key });
-    })
-}
-
-/// Rounded up, so that the thread does not wake just before the deadline.
-fn timespec_until(at: Instant) -> Timespec {
-    let rest = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
-    let tv_sec = i64::try_from(rest.as_secs()).unwrap_or(i64::MAX);
-    Timespec { tv_sec, tv_nsec: i64::from(rest.subsec_nanos()) }
 }

@@ -1,4 +1,4 @@
-//! Why a connection could not be set up, as text for people.
+//! The reason why a connection could not be set up, as text for people.
 //!
 //! Owns the meaning of the connection manager's events, statuses and reject reasons. Pure.
 
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use crate::connect::address::Address;
-use crate::connect::error::{ConnectError, ListenError};
+use crate::address::Address;
+use crate::device::connection_error::{ConnectError, ListenError};
 use crate::device::{ProviderError, REJ_PRIVATE_DATA_BYTES};
 
 use super::cm::Event;
 
-/// What went wrong.
+/// The cause of a failure.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// The kernel's connection manager reported it.
@@ -27,7 +27,7 @@ pub(super) enum Failure {
     },
     /// A call failed.
     Call {
-        /// What was attempted.
+        /// The attempted call.
         what: &'static str,
         /// The operating system's error.
         error: io::Error,
@@ -79,12 +79,13 @@ impl Failure {
             }
             Self::Call { what, error } if is_errno(&error, Errno::NODEV) => {
                 format!(
-                    "{what}: {error} (no RDMA device has this address; the doctor shows those that do)"
+                    "{what}: {error} (no RDMA device has this address; the `doctor` example lists \
+                     the addresses that have one)"
                 )
             }
             Self::Call { what, error } => format!("{what}: {error}"),
             Self::Event { event, status, .. } => event_text(event, status),
-            Self::Deadline(after) => format!("nothing happened within {after:?}"),
+            Self::Deadline(after) => format!("no event within {after:?}"),
             Self::Gone => "the listener is gone".to_owned(),
             Self::Device(reason) => reason,
             Self::PortDown { device, port } => port_down(&device, port),
@@ -100,41 +101,42 @@ fn rejected(address: &Address, status: i32, mut private_data: Vec<u8>) -> Connec
             let reason = format!("no listener at this port (reject reason {status})");
             return ConnectError::Refused { address, reason };
         }
-        // iWARP has no reject reasons: TCP reports the refusal. Without a word, that is: see below.
+        // iWARP has no reject reasons: TCP reports the refusal. That holds only without private
+        // data: see below.
         _ if is_status(status, Errno::CONNREFUSED) && is_silent(&private_data) => {
             return ConnectError::Refused { address, reason: NO_TCP_LISTENER.to_owned() };
         }
-        status if by_application(status) => {
+        // On iWARP a refusal by the application has the status of a connection that was reset (siw,
+        // erdma) or refused (cxgb4, irdma).
+        status
+            if status == REJECT_BY_APPLICATION
+                || is_status(status, Errno::CONNRESET)
+                || is_status(status, Errno::CONNREFUSED) =>
+        {
             private_data.resize(REJ_PRIVATE_DATA_BYTES, 0);
-            // The kernel says the same where the port has a listener at another address only.
+            // The kernel reports the same if the port has a listener at another address only.
             let reason = if !is_silent(&private_data) {
                 "the application refused".to_owned()
             } else if status == REJECT_BY_APPLICATION {
-                "the application refused without a reason, or listens at another address of the host"
+                "the application refused without a reason, or listens at another address of that \
+                 host"
                     .to_owned()
             } else {
                 "the application refused without a reason, or the connection was reset".to_owned()
             };
             return ConnectError::Rejected { address, reason, private_data };
         }
-        REJECT_STALE => "a stale connection with the same numbers is not forgotten yet; \
-                         try again (reject reason 10)"
+        REJECT_STALE => "a stale connection with the same numbers still exists; try again (reject \
+                         reason 10)"
             .to_owned(),
-        REJECT_TIMEOUT => "the peer waited too long for a message (reject reason 4)".to_owned(),
+        REJECT_TIMEOUT => "the peer timed out waiting for a message (reject reason 4)".to_owned(),
         other => format!("reject reason {other}"),
     };
     ConnectError::Rejected { address, reason, private_data: Vec::new() }
 }
 
-/// On iWARP an answer that refuses has the status of a connection that was reset (siw, erdma) or refused
-/// (cxgb4, irdma).
-fn by_application(status: i32) -> bool {
-    status == REJECT_BY_APPLICATION
-        || is_status(status, Errno::CONNRESET)
-        || is_status(status, Errno::CONNREFUSED)
-}
-
-/// Whether an answer has no word of the application's: some drivers pad what has none.
+/// Whether an answer carries no data of the application: some drivers pad an empty answer with
+/// zeros.
 fn is_silent(private_data: &[u8]) -> bool {
     private_data.iter().all(|byte| *byte == 0)
 }
@@ -147,7 +149,7 @@ fn unreachable(address: &Address, reason: String) -> ConnectError {
     ConnectError::Unreachable { address: address.clone(), reason }
 }
 
-/// What is wrong with a port without a link, and what to do.
+/// The error for a port without a link, with a remedy.
 pub(super) fn port_down(device: &str, port: u8) -> String {
     format!("port {port} of {device} is down: check the cable and `ip link`/`rdma link`")
 }
@@ -161,12 +163,12 @@ fn event_text(event: Event, status: i32) -> String {
     };
     let text = match event {
         Event::AddressError => {
-            "the address was not resolved: no such host in a network that an RDMA device serves"
+            "the address was not resolved: no such host on a network of an RDMA device"
         }
         Event::RouteError => "there is no route to it through an RDMA device",
         Event::Unreachable => "its connection manager does not answer",
         Event::ConnectError => "the connection could not be completed",
-        Event::Disconnected => "it disconnected while the connection was set up",
+        Event::Disconnected => "it disconnected during connection set-up",
         Event::DeviceRemoval => "the RDMA device was removed",
         other => return format!("unexpected event {other:?}{cause}"),
     };
@@ -181,7 +183,7 @@ fn call_failed(address: &Address, what: &'static str, error: &io::Error) -> Conn
         let reason = format!("{error} ({NO_DEVICE})");
         return unreachable(address, reason);
     }
-    // On some iWARP devices the call itself waits for TCP.
+    // On some iWARP devices the call waits for TCP.
     let unreachable_by_tcp = [Errno::NETUNREACH, Errno::HOSTUNREACH, Errno::TIMEDOUT];
     if what == CONNECT && unreachable_by_tcp.iter().any(|errno| is_errno(error, *errno)) {
         return unreachable(address, error.to_string());
@@ -193,7 +195,7 @@ fn call_failed(address: &Address, what: &'static str, error: &io::Error) -> Conn
     ConnectError::Provider(ProviderError::Resources { what, message: error.to_string() })
 }
 
-/// Name of the call that asks a peer.
+/// Name of the call that contacts a peer.
 pub(super) const CONNECT: &str = "connect";
 
 const NO_TCP_LISTENER: &str = "no listener at this port (connection refused)";
@@ -203,8 +205,8 @@ pub(super) const RESOLVE_ADDRESS: &str = "resolve address";
 pub(super) const RESOLVE_ROUTE: &str = "resolve route";
 
 /// A frequent first attempt is 127.0.0.1, so the text mentions loopback.
-const NO_DEVICE: &str = "no RDMA device has a route to it; loopback addresses have no device, so \
-                         use the address of an RDMA port, which the doctor shows";
+const NO_DEVICE: &str = "no RDMA device has a route to it; no device serves loopback addresses: \
+                         use the address of an RDMA port (the `doctor` example lists them)";
 
 fn is_errno(error: &io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno.raw_os_error())
@@ -231,7 +233,7 @@ mod tests {
             let error = failure.into_connect_error(&address());
             assert!(matches!(error, ConnectError::Refused { .. }), "{error}");
         }
-        // On iWARP the call itself says so where the peer is on the same machine.
+        // On iWARP the call reports this directly if the peer is on the same machine.
         let refused = || io::Error::from_raw_os_error(111);
         let call = |what| Failure::Call { what, error: refused() }.into_connect_error(&address());
         assert!(matches!(call(CONNECT), ConnectError::Refused { .. }));
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn s19_the_applications_reason_comes_padded_and_no_other() {
+    fn s19_reject_data_of_the_application_is_padded() {
         for status in [28, -104, -111] {
             let ConnectError::Rejected { private_data, .. } = event(Event::Rejected, status) else {
                 panic!("not a rejection")
@@ -258,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_without_a_word_may_be_the_kernels() {
+    fn refusal_without_data_may_be_the_kernels() {
         let refused = |private_data| {
             let event = Event::Rejected;
             let failure = Failure::Event { event, status: 28, private_data };
@@ -284,7 +286,7 @@ mod tests {
             (event(Event::Unknown(40), 0), "Unknown(40)"),
             (call(RESOLVE_ADDRESS, 101), "Network is unreachable"),
             (call(RESOLVE_ADDRESS, 19), "No such device"),
-            (call(RESOLVE_ROUTE, 19), "loopback addresses have no device"),
+            (call(RESOLVE_ROUTE, 19), "no device serves loopback addresses"),
             (call(CONNECT, 113), "cannot reach"),
             (Failure::Gone.into_connect_error(&address()), "over"),
         ] {
@@ -299,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_without_link_has_a_sentence_of_its_own() {
+    fn port_without_link_has_its_own_message() {
         let failure = Failure::PortDown { device: "mlx5_0".to_owned(), port: 2 };
         let error = failure.into_connect_error(&address());
         assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");

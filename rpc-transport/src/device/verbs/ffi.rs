@@ -1,5 +1,5 @@
-//! The only module that uses the bindings crate (`rdma_sys`), so that replacing it changes only
-//! this file.
+//! The only module that uses the bindings crate (`rdma_sys`), so that replacing the crate changes
+//! only this file.
 //!
 //! Owns the names, constants and layouts of libibverbs and librdmacm that this provider uses. Calls
 //! no function except where a wrapper below says so.
@@ -105,8 +105,8 @@ unsafe impl Plain for ibv_recv_wr {}
 // SAFETY: as above.
 unsafe impl Plain for rdma_conn_param {}
 
-/// Tells the kernel's side of an id that its QP has received something (`rdma_notify`), so that it
-/// becomes established even if the RTU was lost.
+/// Reports to the kernel's side of an id that its QP has received something (`rdma_notify`), so
+/// that it becomes established even if the RTU was lost.
 ///
 /// # Safety
 /// `id` is a live id, used by this thread alone.
@@ -180,22 +180,20 @@ pub(super) fn created<T>(create: impl FnOnce() -> *mut T) -> io::Result<NonNull<
     NonNull::new(create()).ok_or_else(last_error)
 }
 
-/// Before a call that may fail: libsiw refuses without setting errno, and what an earlier call has left
-/// there would be taken for the reason.
+/// Call it before a call that may fail: libsiw refuses without setting errno, and the value of an
+/// earlier call would be mistaken for the reason.
 fn clear_errno() {
     // SAFETY: no precondition; the address of this thread's errno.
     let errno = unsafe { libc::__errno_location() };
-    // SAFETY: as above, valid as long as the thread, and of no other thread.
+    // SAFETY: as above; valid as long as the thread lives, and private to it.
     unsafe { *errno = 0 };
 }
 
-/// What errno says, or that it says nothing (it would read "Success").
+/// The error of errno, or one saying that errno is unset (which would read "Success").
 fn last_error() -> io::Error {
     let error = io::Error::last_os_error();
     if error.raw_os_error() == Some(0) {
-        return io::Error::other(
-            "refused by the device's user space driver, which gives no reason",
-        );
+        return io::Error::other("refused by the device's user-space driver without a reason");
     }
     error
 }
@@ -274,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_number_newer_than_the_bindings_is_read_as_a_number() {
+    fn unknown_event_is_read_as_a_number() {
         let mut event = MaybeUninit::<ibv_async_event>::zeroed();
         let words = event.as_mut_ptr().cast::<[u32; 4]>();
         // SAFETY: the struct has 16 bytes, and its number at byte 8, as asserted above.
@@ -286,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn immediate_data_travels_big_endian_and_only_with_its_flag() {
+    fn immediate_is_big_endian_and_needs_its_flag() {
         let mut wr = ibv_send_wr::zeroed();
         set_immediate(&mut wr, 0x0102_0304);
         // SAFETY: both members of the union are u32.
@@ -302,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn who_refuses_without_an_errno_is_said_to_and_given_no_other() {
+    fn failure_without_errno_is_given_none() {
         let sets = |errno: i32| {
             // SAFETY: the address of this thread's errno.
             let mine = unsafe { libc::__errno_location() };
@@ -323,10 +321,10 @@ mod tests {
         };
         assert_eq!(creates(Some(12)).unwrap_err().raw_os_error(), Some(12));
         assert_eq!(calls(Some(13)).unwrap_err().raw_os_error(), Some(13));
-        // What was there before is not their reason.
+        // A value left by an earlier call is not the reason.
         for error in [creates(None).unwrap_err(), calls(None).unwrap_err()] {
             assert_eq!(error.raw_os_error(), None);
-            assert!(error.to_string().contains("gives no reason"), "{error}");
+            assert!(error.to_string().contains("without a reason"), "{error}");
             sets(14);
         }
         let mut object = 0_u8;

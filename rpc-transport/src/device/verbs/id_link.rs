@@ -1,12 +1,14 @@
 //! Names of the connection manager's ids, and handles to them.
 //!
-//! Owns which id is meant. Never knows what the connection manager does with it: whoever owns the ids
-//! is an [`IdOwner`], so a queue pair can hold a handle and know no more.
+//! Owns the identity of an id. Never knows what the connection manager does with it: the owner of
+//! the ids is an [`IdOwner`], so a queue pair can hold a handle and know no more.
 //!
 //! Invariants:
-//! 1. A key ([`IdKey`]) is never used twice, so a command for an id that is gone reaches no other id.
+//! 1. A key ([`IdKey`]) is never used twice, so a command for an id that is gone reaches no other
+//!    id.
 //! 2. An id is closed, at the latest, when the last [`IdLink`] to it is dropped.
 
+use super::inherited::is_inherited;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,8 +24,8 @@ impl IdKey {
     /// A new key.
     pub(super) fn fresh() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        // Never wraps with 64 bits. A 32-bit address space has 2^32 keys; no such machine is known
-        // with RDMA.
+        // Never wraps with 64 bits. A 32-bit address space has 2^32 keys; no such machine with RDMA
+        // is known.
         Self(usize::try_from(NEXT.fetch_add(1, Ordering::Relaxed)).unwrap_or(0))
     }
 
@@ -38,9 +40,9 @@ impl IdKey {
     }
 }
 
-/// Who has the ids. Waits for nothing.
+/// The owner of the ids. Never waits.
 pub(super) trait IdOwner: fmt::Debug + Send + Sync {
-    /// The QP of this id is in ERR: the peer is to be told.
+    /// The QP of this id is in ERR: notify the peer.
     fn disconnect(&self, key: IdKey);
 
     /// Nobody needs this id any more. It may be closed already.
@@ -68,7 +70,7 @@ impl IdLink {
         self.0.key
     }
 
-    /// Tells the peer that the QP is in ERR.
+    /// Notifies the peer that the QP is in ERR.
     pub(super) fn disconnect(&self) {
         self.0.owner.disconnect(self.0.key);
     }
@@ -81,6 +83,9 @@ impl IdLink {
 
 impl Drop for Share {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         self.owner.close(self.key);
     }
 }

@@ -1,23 +1,23 @@
-//! What to say when the limit on locked memory is reached.
+//! Errors for a reached limit on locked memory.
 //!
 //! Owns the error texts for refused objects of a device. Registering pins pages, and pinned pages
-//! count against `RLIMIT_MEMLOCK`, each registration in full; so does the memory of CQs and QPs on
-//! NICs whose driver keeps it in user space (mlx5 and most others).
+//! count against `RLIMIT_MEMLOCK`, each registration in full. The memory of CQs and QPs counts too,
+//! on NICs whose driver keeps it in user space (mlx5 and most others).
 
 use std::io;
 
 use crate::device::ProviderError;
 use crate::device::memlock::{limit_bytes, raise, raise_where};
 
-/// Why connections that register this many bytes, and lock `in_all` with their queues, cannot be had
-/// under the limit of this process; `None` if they can.
+/// Why this process's limit does not allow connections that register this many bytes, and lock
+/// `in_all` bytes including their queues; `None` if it does.
 pub(crate) fn too_little(registered: u64, in_all: impl FnOnce() -> u64) -> Option<String> {
     let limit = limit_bytes()?;
     too_little_under(limit, registered, in_all, &crate::device::memlock::proc_self("cgroup"))
 }
 
-/// The same for a limit in bytes. Only what is registered counts on every device, so a limit between
-/// the two is left to the device.
+/// The same check for a given limit, bytes. Only registered memory counts on every device, so a
+/// limit between the two numbers is left to the device.
 fn too_little_under(
     limit: u64,
     registered: u64,
@@ -28,9 +28,9 @@ fn too_little_under(
         let in_all = in_all();
         let raise = raise_where(cgroups);
         format!(
-            "the limit on locked memory (RLIMIT_MEMLOCK) is {limit} bytes, and the first connection \
-             of this configuration registers {registered}, and locks about {in_all} with its queues on a \
-             NIC that counts them: {raise}"
+            "the limit on locked memory (RLIMIT_MEMLOCK) is {limit} bytes, but the first \
+             connection with this configuration registers {registered} bytes, and locks about \
+             {in_all} on a NIC that counts its queues: {raise}"
         )
     })
 }
@@ -38,7 +38,7 @@ fn too_little_under(
 /// The error for a refused registration of `len` bytes.
 pub(super) fn registration_refused(len: usize, error: &io::Error) -> ProviderError {
     let message = match over_the_limit(error) {
-        Some(limit) => format!("{error}; registering {len} bytes pins them, and {limit}"),
+        Some(limit) => format!("{error}; registering {len} bytes locks them, and {limit}"),
         None => format!("{error} (registering {len} bytes)"),
     };
     ProviderError::Resources { what: "register memory", message }
@@ -47,13 +47,15 @@ pub(super) fn registration_refused(len: usize, error: &io::Error) -> ProviderErr
 /// The error for any other refusal of the device.
 pub(super) fn refused(what: &'static str, error: &io::Error) -> ProviderError {
     let message = match over_the_limit(error) {
-        Some(limit) => format!("{error}; queues of a device are locked memory, too, and {limit}"),
+        Some(limit) => {
+            format!("{error}; the queues of a device are locked memory too, and {limit}")
+        }
         None => error.to_string(),
     };
     ProviderError::Resources { what, message }
 }
 
-/// What to say of the limit, if the error may come from it.
+/// Advice about the limit, if the error may be caused by it.
 fn over_the_limit(error: &io::Error) -> Option<String> {
     if error.kind() != io::ErrorKind::OutOfMemory {
         return None;
@@ -68,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_is_refused_for_want_of_memory_names_the_limit_and_three_ways_out() {
+    fn enomem_names_the_limit_and_three_remedies() {
         let error = io::Error::from_raw_os_error(12);
         for (text, what) in [
             (registration_refused(1 << 20, &error).to_string(), "registering 1048576 bytes"),
@@ -89,12 +91,12 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_below_what_every_connection_registers_is_told_with_the_need_and_the_remedy() {
+    fn too_low_limit_names_the_need_and_remedy() {
         let unit = "0::/system.slice/kv.service\n";
         let text = too_little_under(65_536, 900_000, || 1_900_000, unit).unwrap();
         for part in [
             "is 65536 bytes",
-            "registers 900000,",
+            "registers 900000 bytes,",
             "locks about 1900000 ",
             "`ulimit -l unlimited`",
             "`* - memlock unlimited` in /etc/security/limits.conf",

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::connect::address::{Address, HostPort};
-use crate::connect::error::{ConnectError, ListenError};
+use crate::address::{Address, HostPort};
+use crate::device::connection_error::{ConnectError, ListenError};
 use crate::device::{
     CompletionQueue, CqRef, Device, Established, Incoming, Listener, PeerIdentity, ProviderError,
     QpCapacity, QpHandle, REP_PRIVATE_DATA_BYTES,
@@ -38,7 +38,7 @@ pub async fn listen(
     options: SetupOptions,
 ) -> Result<Box<dyn Listener>, ListenError> {
     let Address::Rdma(at, local) = address else {
-        let reason = "verbs listen at rdma:// addresses".to_owned();
+        let reason = "verbs can only listen at rdma:// addresses".to_owned();
         return Err(ListenError::Failed { address: address.clone(), reason });
     };
     let service = dispatcher::service().map_err(|error| {
@@ -53,7 +53,7 @@ pub async fn listen(
     let (requests, incoming) = mpsc::channel(usize::from(options.backlog.max(1)));
     let (mut links, mut first) = (Vec::new(), None::<SocketAddr>);
     for mut end in ends {
-        // The system's choice of a port holds for all.
+        // The port that the system chose applies to all addresses.
         end.set_port(first.map_or(end.port(), |first| first.port()));
         let (answer, answered) = oneshot::channel();
         let link = IdLink::new(service, IdKey::fresh());
@@ -74,7 +74,7 @@ struct VerbsListener {
     address: Address,
     service: &'static Service,
     incoming: mpsc::Receiver<Result<Request, Failure>>,
-    /// One for each address; dropping them closes the ids.
+    /// One link for each address; dropping them closes the ids.
     _links: Vec<IdLink>,
 }
 
@@ -100,7 +100,7 @@ struct VerbsIncoming {
 }
 
 impl VerbsIncoming {
-    /// The peer's address; the connection manager needs it to answer, so it always knows it.
+    /// The peer's address. The connection manager needs it to answer, so it always knows it.
     fn peer_address(&self) -> std::net::SocketAddr {
         self.attempt.peer().unwrap_or_else(|| ([0, 0, 0, 0], 0).into())
     }
@@ -117,7 +117,7 @@ impl Incoming for VerbsIncoming {
     }
 
     fn peer(&self) -> PeerIdentity {
-        PeerIdentity::Network(self.peer_address())
+        PeerIdentity::network(self.peer_address())
     }
 
     async fn prepare_qp(
@@ -153,7 +153,7 @@ impl Incoming for VerbsIncoming {
             }
             AttemptError::Provider(error) => error.into(),
         })?;
-        Ok(Established { private_data: Vec::new(), peer: PeerIdentity::Network(peer), attach })
+        Ok(Established { private_data: Vec::new(), peer: PeerIdentity::network(peer), attach })
     }
 
     async fn reject(self: Box<Self>, private_data: &[u8]) {

@@ -1,47 +1,47 @@
-//! Which devices and addresses of this machine an address's `dev` and `src` leave.
+//! The devices and addresses of this machine that an address's `dev` and `src` select.
 //!
-//! Owns the choice, and the sentences for a device or an address that is not there. Pure but for the
-//! look at the machine's devices.
+//! Owns the choice, and the error texts for a missing device or address. Pure except for querying
+//! the machine's devices.
 //!
 //! rdma_cm knows no devices, only addresses: a device is chosen by connecting from one of its
-//! addresses, or by listening at them. Where a device's addresses are not known (InfiniBand) the
+//! addresses, or by listening at them. If a device's addresses are not known (InfiniBand) the
 //! system chooses, and its choice is compared afterwards.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 
-use crate::connect::address::LocalEnd;
+use crate::address::LocalEnd;
 use crate::device::Device;
 
 use super::preflight::{self, DeviceReport, Report};
 
-/// One way to a peer.
+/// One route to a peer: a source and a destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Way {
+pub(super) struct Route {
     /// `None` for the system's choice.
     pub(super) from: Option<SocketAddr>,
     pub(super) to: SocketAddr,
 }
 
-/// The ways to a peer with these addresses, in the order in which to try them.
-pub(super) async fn ways(local: &LocalEnd, peer: Vec<SocketAddr>) -> Result<Vec<Way>, String> {
+/// The routes to a peer with these addresses, in the order in which to try them.
+pub(super) async fn routes(local: &LocalEnd, peer: Vec<SocketAddr>) -> Result<Vec<Route>, String> {
     if *local == LocalEnd::default() {
-        return Ok(peer.into_iter().map(|to| Way { from: None, to }).collect());
+        return Ok(peer.into_iter().map(|to| Route { from: None, to }).collect());
     }
     let report = look().await?;
-    let mut ways = Vec::new();
+    let mut routes = Vec::new();
     for to in &peer {
-        ways.extend(ways_to(&report, local, *to)?);
+        routes.extend(routes_to(&report, local, *to)?);
     }
-    if ways.is_empty() {
+    if routes.is_empty() {
         let peer: Vec<_> = peer.iter().map(|to| to.ip().to_string()).collect();
         let there = what_there_is(&report);
         return Err(format!(
-            "no address of {local} is of the kind of {}; {there}",
+            "{local} has no address of the same family as {}; {there}",
             peer.join(", ")
         ));
     }
-    Ok(ways)
+    Ok(routes)
 }
 
 /// The addresses to listen at.
@@ -55,25 +55,25 @@ pub(super) async fn to_listen_at(
     listening(&look().await?, local, at)
 }
 
-/// Whether the system's choice is the device that was asked for.
+/// Whether the system chose the requested device.
 pub(super) fn is_through(local: &LocalEnd, device: &Arc<dyn Device>) -> Result<(), String> {
     let found = &device.attributes().name;
     match &local.device {
         Some(asked) if asked != found => Err(format!(
-            "the route leads through {found}, not through {asked} (dev=); name an address of \
-             {asked}'s network interface by src="
+            "the route uses {found}, not {asked} (dev=); name an address of {asked}'s network \
+             interface with src="
         )),
         _ => Ok(()),
     }
 }
 
-/// Asks the devices, which takes system calls.
+/// Queries the devices, which takes system calls.
 async fn look() -> Result<Report, String> {
     let report = tokio::task::spawn_blocking(preflight::facts).await;
-    report.map_err(|error| format!("the devices cannot be asked: {error}"))
+    report.map_err(|error| format!("cannot query the devices: {error}"))
 }
 
-fn ways_to(report: &Report, local: &LocalEnd, to: SocketAddr) -> Result<Vec<Way>, String> {
+fn routes_to(report: &Report, local: &LocalEnd, to: SocketAddr) -> Result<Vec<Route>, String> {
     let mut sources = match &local.device {
         Some(name) => addresses_of(device(report, name)?),
         None => Vec::new(),
@@ -83,7 +83,7 @@ fn ways_to(report: &Report, local: &LocalEnd, to: SocketAddr) -> Result<Vec<Way>
             Some(_) => sources.contains(&source),
             None => report.devices.iter().any(|device| addresses_of(device).contains(&source)),
         };
-        // Of a device without IP addresses among its GIDs nothing is known.
+        // Nothing is known about a device without IP addresses among its GIDs.
         let is_known = match local.device {
             Some(_) => !sources.is_empty(),
             None => report.devices.iter().all(|device| !addresses_of(device).is_empty()),
@@ -94,21 +94,21 @@ fn ways_to(report: &Report, local: &LocalEnd, to: SocketAddr) -> Result<Vec<Way>
                 None => "of an RDMA device with an active port".to_owned(),
             };
             let there = what_there_is(report);
-            return Err(format!("{source} (src=) is no address {whose}; {there}"));
+            return Err(format!("{source} (src=) is not an address {whose}; {there}"));
         }
         sources = vec![source];
     }
     if sources.is_empty() {
-        return Ok(vec![Way { from: None, to }]);
+        return Ok(vec![Route { from: None, to }]);
     }
     let sources = sources.into_iter().filter(|from| fits(*from, to.ip()));
-    Ok(sources.map(|from| Way { from: Some(end(from, to)), to }).collect())
+    Ok(sources.map(|from| Route { from: Some(end(from, to)), to }).collect())
 }
 
 fn listening(report: &Report, local: &LocalEnd, at: SocketAddr) -> Result<Vec<SocketAddr>, String> {
     if let Some(source) = local.source {
         return Err(format!(
-            "src= is for those who connect; to listen at {source}, write it in place of {}",
+            "src= is for connecting; to listen at {source}, write it instead of {}",
             at.ip()
         ));
     }
@@ -120,7 +120,7 @@ fn listening(report: &Report, local: &LocalEnd, at: SocketAddr) -> Result<Vec<So
             return Ok(vec![at]);
         }
         let there = what_there_is(report);
-        return Err(format!("{} is no address of {name} (dev=); {there}", at.ip()));
+        return Err(format!("{} is not an address of {name} (dev=); {there}", at.ip()));
     }
     let both = at.is_ipv6();
     let ends = addresses.into_iter().filter(|ip| (both || ip.is_ipv4()) && !is_link_local(*ip));
@@ -131,8 +131,8 @@ fn listening(report: &Report, local: &LocalEnd, at: SocketAddr) -> Result<Vec<So
             return Err(why);
         }
         return Err(format!(
-            "the addresses of {name} (dev=) are not known here: write that of its network interface \
-             in place of {}",
+            "the addresses of {name} (dev=) are unknown: write that of its network interface \
+             instead of {}",
             at.ip()
         ));
     }
@@ -167,7 +167,7 @@ fn addresses_of(device: &DeviceReport) -> Vec<IpAddr> {
     addresses
 }
 
-/// The devices and their addresses, for a sentence.
+/// The devices and their addresses, as part of a sentence.
 fn what_there_is(report: &Report) -> String {
     if report.devices.is_empty() {
         return "this machine has none".to_owned();
@@ -192,7 +192,7 @@ fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-/// A source has no port, and the zone of its peer.
+/// A source address: without a port, and with the zone of its peer.
 fn end(from: IpAddr, to: SocketAddr) -> SocketAddr {
     match (from, to) {
         (IpAddr::V6(ip), SocketAddr::V6(to)) => SocketAddrV6::new(ip, 0, 0, to.scope_id()).into(),
@@ -263,19 +263,19 @@ mod tests {
     }
 
     fn sources(local: &LocalEnd, to: &str) -> Result<Vec<String>, String> {
-        let ways = ways_to(&rails(), local, to.parse().unwrap())?;
-        let from = |way: Way| way.from.map_or("any".to_owned(), |from| from.to_string());
-        Ok(ways.into_iter().map(from).collect())
+        let routes = routes_to(&rails(), local, to.parse().unwrap())?;
+        let from = |route: Route| route.from.map_or("any".to_owned(), |from| from.to_string());
+        Ok(routes.into_iter().map(from).collect())
     }
 
     #[test]
-    fn a_device_stands_for_its_addresses_of_the_peers_kind() {
+    fn device_stands_for_addresses_of_the_peers_family() {
         let rail0 = local(Some("rail0"), None);
         assert_eq!(sources(&rail0, "10.0.0.9:1").unwrap(), ["10.0.0.1:0"]);
         assert_eq!(sources(&rail0, "[fd00::9]:1").unwrap(), ["[fd00::1]:0"]);
         assert_eq!(sources(&rail0, "[fe80::9%3]:1").unwrap(), ["[fe80::1%3]:0"]);
         assert_eq!(sources(&local(Some("rail1"), None), "[fd00::9]:1").unwrap(), [""; 0]);
-        // Nothing is known of it: the system chooses, and is checked.
+        // Its addresses are unknown: the system chooses, and its choice is checked.
         assert_eq!(sources(&local(Some("ib0"), None), "10.0.0.9:1").unwrap(), ["any"]);
         assert_eq!(
             sources(&local(Some("ib0"), Some("10.9.9.9")), "10.0.0.9:1").unwrap(),
@@ -285,11 +285,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_what_there_is() {
+    fn wrong_name_lists_the_valid_ones() {
         let there = "rail0 (fe80::1, 10.0.0.1, fd00::1); rail1 (10.1.0.1); down (no IP";
         for (device, source, said) in [
             (Some("mlx5_9"), None, "there is no RDMA device mlx5_9 (dev=)"),
-            (Some("rail1"), Some("10.0.0.1"), "10.0.0.1 (src=) is no address of rail1 (dev=)"),
+            (Some("rail1"), Some("10.0.0.1"), "10.0.0.1 (src=) is not an address of rail1 (dev=)"),
         ] {
             let error = sources(&local(device, source), "10.0.0.9:1").unwrap_err();
             assert!(error.contains(said) && error.contains(there), "{error}");
@@ -298,18 +298,18 @@ mod tests {
         assert!(error.contains("no active port"), "{error}");
         let one = machine(&[("rail0", true, &["10.0.0.1"])]);
         let to = "10.0.0.9:1".parse().unwrap();
-        let error = ways_to(&one, &local(None, Some("10.0.0.2")), to).unwrap_err();
+        let error = routes_to(&one, &local(None, Some("10.0.0.2")), to).unwrap_err();
         assert_eq!(
             error,
-            "10.0.0.2 (src=) is no address of an RDMA device with an active port; there are rail0 \
-             (10.0.0.1)"
+            "10.0.0.2 (src=) is not an address of an RDMA device with an active port; there are \
+             rail0 (10.0.0.1)"
         );
-        let error = ways_to(&machine(&[]), &local(Some("rail0"), None), to).unwrap_err();
+        let error = routes_to(&machine(&[]), &local(Some("rail0"), None), to).unwrap_err();
         assert!(error.contains("this machine has none"), "{error}");
     }
 
     #[test]
-    fn a_listener_of_a_device_is_at_all_its_addresses() {
+    fn device_listener_is_at_all_its_addresses() {
         let at = |host: &str, local: &LocalEnd| {
             let ends = listening(&rails(), local, format!("{host}:7").parse().unwrap())?;
             Ok::<_, String>(ends.iter().map(ToString::to_string).collect::<Vec<_>>())
@@ -318,10 +318,10 @@ mod tests {
         assert_eq!(at("0.0.0.0", &rail0).unwrap(), ["10.0.0.1:7"]);
         assert_eq!(at("[::]", &rail0).unwrap(), ["10.0.0.1:7", "[fd00::1]:7"]);
         assert_eq!(at("10.0.0.1", &rail0).unwrap(), ["10.0.0.1:7"]);
-        assert!(at("10.1.0.1", &rail0).unwrap_err().contains("is no address of rail0 (dev=)"));
+        assert!(at("10.1.0.1", &rail0).unwrap_err().contains("is not an address of rail0 (dev=)"));
         assert_eq!(at("10.9.9.9", &local(Some("ib0"), None)).unwrap(), ["10.9.9.9:7"]);
-        assert!(at("0.0.0.0", &local(Some("ib0"), None)).unwrap_err().contains("in place of"));
+        assert!(at("0.0.0.0", &local(Some("ib0"), None)).unwrap_err().contains("instead of"));
         let error = at("0.0.0.0", &local(None, Some("10.1.0.1"))).unwrap_err();
-        assert!(error.contains("src= is for those who connect"), "{error}");
+        assert!(error.contains("src= is for connecting"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! What other threads tell the owner of a CQ, and the eventfd that wakes it.
+//! Messages of other threads to the owner of a CQ, and the eventfd that wakes it.
 //!
 //! Owns the eventfd, and the report of the CQ's death. [`crate::device::mailbox`] owns the order of
 //! steps that keeps a wake-up from being lost. Never calls the device.
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn events_come_out_in_order_and_ring_the_bell() {
+    fn events_keep_their_order_and_ring_the_doorbell() {
         let mailbox = Mailbox::new().unwrap();
         assert!(mailbox.take().is_none() && !is_rung(&mailbox));
         let handle = |index| QpHandle { index, generation: 1 };

@@ -7,8 +7,8 @@
 //! 1. A guard is the only owner of its object, and destroys it on the reaper's thread. A child
 //!    holds its parent's `Arc`, so it is destroyed first.
 //! 2. Only memory that is allocated here is registered for relaxed ordering, in which a device's
-//!    writes reach memory in any order before their completion: nobody polls it, and none of it is
-//!    written again before that completion. What users bring may be watched by others.
+//!    writes reach memory in any order before their completion: nobody polls this memory, and none
+//!    of it is written again before that completion. Users may poll the memory that they bring.
 //! 3. Registered memory is freed only after deregistration has succeeded; if the device refuses,
 //!    the memory is leaked and that is logged.
 #![allow(unsafe_code, reason = "registers memory with a device")]
@@ -25,6 +25,7 @@ use crate::memory::region::{Access, DomainOps, MemoryRegion, ProtectionDomain, R
 
 use super::context::Context;
 use super::ffi::{self, ibv_access_flags};
+use super::inherited::is_inherited;
 use super::limits;
 use super::pages::Pages;
 use super::reaper;
@@ -66,6 +67,9 @@ impl PdGuard {
 
 impl Drop for PdGuard {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         let pd = RawPd(self.raw, Arc::clone(&self.context));
         reaper::dispose(move || pd.deallocate());
     }
@@ -142,7 +146,7 @@ impl DomainOps for VerbsDomain {
         if len == 0 {
             // An empty slice has no useful address, and the errors that devices give for it do not
             // help.
-            return Err(ProviderError::Unsupported("registering memory of no bytes"));
+            return Err(ProviderError::Unsupported("cannot register 0 bytes of memory"));
         }
         self.region(base, len, writable, owner, access, 0)
     }
@@ -177,8 +181,8 @@ impl MrGuard {
         let len = len.max(1);
         let (start, address) = (base.as_ptr().cast(), base.as_ptr().expose_provenance() as u64);
         let raw = without_optional(flags, |flags| {
-            // SAFETY: the PD is live; the span is mapped and belongs to `memory`, which outlives the
-            // registration (invariant 3). This entry point takes optional flags, too, and leaves out
+            // SAFETY: the PD is live; the span is mapped and belongs to `memory`, which outlives
+            // the registration (invariant 3). This entry point also takes optional flags, and drops
             // those that the kernel does not know.
             ffi::created(|| unsafe {
                 ffi::ibv_reg_mr_iova2(pd.as_ptr(), start, len, address, flags)
@@ -194,8 +198,8 @@ impl MrGuard {
     }
 }
 
-/// Registers with `flags`, and without the optional ones where a driver refuses them. Want of memory
-/// has another cause.
+/// Registers with `flags`, and again without the optional ones if a driver refuses them. A lack of
+/// memory has another cause.
 fn without_optional<T>(
     flags: u32,
     mut register: impl FnMut(u32) -> io::Result<T>,
@@ -227,6 +231,9 @@ pub(super) fn access_flags(access: Access, writable: bool) -> u32 {
 
 impl Drop for MrGuard {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         let mr = RawMr(self.raw, self.memory.take(), Arc::clone(&self.pd));
         reaper::dispose(move || mr.deregister());
     }

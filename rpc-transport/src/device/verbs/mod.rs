@@ -7,14 +7,18 @@
 //! | `ffi` | the only user of the bindings crate: names, constants, layouts |
 //! | `cm` | the connection manager's conversation, a pure state table |
 //! | `id_link` | which of its ids is meant, and when it is closed |
-//! | `service`, `dispatcher`, `conversation`, `cm_id` | its one thread, and all calls of librdmacm |
-//! | `connect`, `errands`, `listen`, `setup_qp`, `options`, `failure` | connecting and listening |
+//! | `service`, `dispatcher`, `conversation`, `due`, `cm_id` | its thread, all calls of librdmacm |
+//! | `connect`, `listen`, `setup_qp`, `options`, `failure` | connecting and listening |
+//! | `blocking_pool` | threads for calls that block |
 //! | `local_end` | which devices and addresses of this machine `dev` and `src` leave |
 //! | `context`, `device`, `async_events` | devices, their limits, their asynchronous errors |
-//! | `memory`, `pages`, `limits` | protection domains, registration, memory for it, the limit on locked memory |
-//! | `queue`, `qp_table`, `completion_channel`, `mailbox` | the CQ, its events, messages from other threads |
-//! | `queue_pair`, `work_queues`, `send_ring`, `srq`, `shared_queue`, `recv_post`, `wr_key`, `batch`, `status` | QPs, SRQs and what is posted |
+//! | `memory`, `pages`, `limits` | protection domains, registration, locked memory |
+//! | `queue`, `qp_table`, `completion_channel` | the CQ and its events |
+//! | `mailbox` | messages from other threads |
+//! | `queue_pair`, `work_queues`, `send_ring`, `srq` | QPs and SRQs |
+//! | `recv_post`, `wr_key`, `batch`, `status` | work requests and completions |
 //! | `reaper` | the thread that destroys objects |
+//! | `inherited` | a child of a process that uses RDMA |
 //! | `preflight` | what is missing on this machine, and what to do |
 //!
 //! Two threads serve the process: `rdma-cm` sets connections up and learns of their end,
@@ -23,6 +27,7 @@
 
 mod async_events;
 mod batch;
+mod blocking_pool;
 mod cm;
 mod cm_id;
 mod completion_channel;
@@ -31,10 +36,11 @@ mod context;
 mod conversation;
 mod device;
 mod dispatcher;
-mod errands;
+mod due;
 mod failure;
 mod ffi;
 mod id_link;
+mod inherited;
 mod limits;
 mod listen;
 mod local_end;
@@ -53,7 +59,6 @@ mod recv_post;
 mod send_ring;
 mod service;
 mod setup_qp;
-mod shared_queue;
 mod sockaddr;
 mod srq;
 mod status;

@@ -12,9 +12,9 @@ pub const TRAFFIC_CLASS_VARIABLE: &str = "RPC_RDMA_TOS";
 /// How connections are set up, and when an unresponsive peer is given up. `Default` suits a network
 /// within one building.
 ///
-/// A peer that does not acknowledge is detected after about
-/// `4.096 us * 2^ack_timeout * (retry_count + 1)`: 1.9 s by default, and 2 to 4 s on NICs, which wait
-/// up to twice as long. Whether a quiet peer is dead is for keep-alive to say.
+/// A peer that does not acknowledge is detected after about `4.096 us * 2^ack_timeout *
+/// (retry_count + 1)`: 1.9 s by default, and 2 to 4 s on NICs, which wait up to twice as long.
+/// Keep-alive decides whether a quiet peer is dead.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct SetupOptions {
@@ -26,8 +26,8 @@ pub struct SetupOptions {
     /// Longest wait for the peer's confirmation after accepting. Default 10 s.
     pub accept_timeout: Duration,
     /// Time without an acknowledgement after which a packet is sent again, as the exponent of
-    /// `4.096 us * 2^n`, 1 to 31. Default 16 (268 ms), or the value of `RPC_RDMA_ACK_TIMEOUT`. Less
-    /// changes nothing on ConnectX-5 and later, whose firmware takes 16 for any smaller value; on an
+    /// `4.096 us * 2^n`, 1 to 31. Default 16 (268 ms), or the value of `RPC_RDMA_ACK_TIMEOUT`. A
+    /// smaller value has no effect on ConnectX-5 and later, whose firmware uses at least 16; on an
     /// emulated machine use 17.
     pub ack_timeout: u8,
     /// How often a packet is sent again, 0 to 6. Default 6. On some devices 7 means forever, so it
@@ -36,14 +36,14 @@ pub struct SetupOptions {
     /// Most READs in flight per connection in either direction, if the device and the peer agree. 0
     /// turns READ off. Default 4.
     pub read_depth: u8,
-    /// The type of service (IPv4) or traffic class (IPv6) of packets: DSCP in the upper 6 bits, ECN in
-    /// the lower 2. On RoCE it chooses the priority, and so whether switches drop packets or pause the
-    /// sender: networks for RDMA often use 106 (DSCP 26 with ECN). The side that connects decides for
-    /// both directions. Default `None`: the system's, or the value of `RPC_RDMA_TOS` (0 to 255).
+    /// The type of service (IPv4) or traffic class (IPv6) of packets: DSCP in the upper 6 bits, ECN
+    /// in the lower 2. On RoCE it chooses the priority, and so whether switches drop packets or
+    /// pause the sender: networks for RDMA often use 106 (DSCP 26 with ECN). The side that connects
+    /// decides for both directions. Default `None`: the system's value, or that of `RPC_RDMA_TOS`
+    /// (0 to 255).
     pub traffic_class: Option<u8>,
-    /// Most connection requests that wait at a listener; beyond it requests are refused, and the
-    /// client has to try again. Default 1024, the most that Linux allows unless configured
-    /// otherwise.
+    /// Most connection requests that wait at a listener; more are refused, and their clients have
+    /// to try again. Default 1024, the most that Linux allows unless configured otherwise.
     pub backlog: u16,
 }
 
@@ -62,8 +62,8 @@ impl Default for SetupOptions {
     }
 }
 
-/// The least that ConnectX-5 and later keep to. A link that is away for half a second costs no
-/// connection.
+/// The smallest value that ConnectX-5 and later use. Connections survive half a second without a
+/// link.
 const DEFAULT_ACK_TIMEOUT: u8 = 16;
 
 static ACK_TIMEOUT: LazyLock<u8> = LazyLock::new(|| {
@@ -83,7 +83,7 @@ static TRAFFIC_CLASS: LazyLock<Option<u8>> = LazyLock::new(|| {
     number
 });
 
-/// The traffic class that connections of this process ask for, from `RPC_RDMA_TOS`.
+/// The traffic class that connections of this process request, from `RPC_RDMA_TOS`.
 pub(super) fn traffic_class() -> Option<u8> {
     *TRAFFIC_CLASS
 }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_away_for_half_a_second_costs_no_connection() {
+    fn link_down_for_half_a_second_is_survived() {
         let timers =
             SetupOptions { ack_timeout: DEFAULT_ACK_TIMEOUT, ..SetupOptions::default() }.timers();
         let tries = u32::from(timers.retry_count) + 1;

@@ -1,9 +1,10 @@
 //! Memory to be registered: zeroed pages of this process.
 //!
-//! A device translates addresses page by page, and the kernel pins them so. Mappings of 2 MiB and more
-//! begin at a huge page and ask for such pages, so that there is less to pin and to translate.
+//! A device translates addresses page by page, and the kernel pins memory page by page. Mappings of
+//! 2 MiB and more begin at a huge page and request huge pages, so that there is less to pin and to
+//! translate.
 //!
-//! Invariant: a guard is the only owner of its mapping, and nothing outside of it was left mapped.
+//! Invariant: a guard is the only owner of its mapping, and nothing outside it was left mapped.
 #![allow(unsafe_code, reason = "maps memory")]
 
 use std::io;
@@ -27,7 +28,7 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Maps `len` bytes, one at least.
+    /// Maps `len` bytes, at least one.
     pub(super) fn map(len: usize) -> io::Result<Self> {
         let len = len.max(1);
         if len < HUGE_BYTES {
@@ -35,13 +36,13 @@ impl Pages {
         }
         let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
         let len = len.checked_next_multiple_of(page_size()).ok_or_else(too_large)?;
-        // What lies before the first huge page, and behind the last byte, is unmapped again.
+        // The bytes before the first huge page, and behind the last byte, are unmapped again.
         let with_room = len.checked_add(HUGE_BYTES).ok_or_else(too_large)?;
         let Ok(room) = Self::anywhere(with_room) else { return Self::anywhere(len) };
         let before = room.base.as_ptr().align_offset(HUGE_BYTES);
         let pages = room.keep(before, len);
-        // SAFETY: a mapping of this guard's; advice changes nothing that can be read. Where there are no
-        // huge pages it is refused, and others do.
+        // SAFETY: a mapping of this guard; advice changes nothing that can be read. A system
+        // without huge pages refuses it, and ordinary pages serve.
         let _ = unsafe { madvise(pages.base.as_ptr().cast(), len, Advice::LinuxHugepage) };
         Ok(pages)
     }
@@ -59,7 +60,7 @@ impl Pages {
         Ok(Self { base, len })
     }
 
-    /// Keeps `len` bytes behind the first `before`, whole pages both, and unmaps the others.
+    /// Keeps `len` bytes after the first `before`, both whole pages, and unmaps the rest.
     fn keep(self, before: usize, len: usize) -> Self {
         let (head, rest) = self.split(before);
         drop(head);
@@ -68,13 +69,14 @@ impl Pages {
         kept
     }
 
-    /// Two guards, of what is before a page's begin and of what is behind it.
+    /// Two guards: of the mapping before `at`, which is the start of a page, and of the rest.
     fn split(self, at: usize) -> (Self, Self) {
         let (base, len) = (self.base, self.len);
         debug_assert!(at <= len && at.is_multiple_of(page_size()), "{at} of {len}");
         // Each part has a guard from here on.
         std::mem::forget(self);
-        // SAFETY: `at` is within the mapping, as `map` has it: it is `HUGE_BYTES` longer than what is kept.
+        // SAFETY: `at` is within the mapping, as `map` ensures: it is `HUGE_BYTES` longer than the
+        // part to keep.
         let second = unsafe { base.add(at) };
         (Self { base, len: at }, Self { base: second, len: len - at })
     }
@@ -85,8 +87,8 @@ impl Drop for Pages {
         if self.len == 0 {
             return;
         }
-        // SAFETY: the mapping belongs to this guard (the invariant), and nothing refers to it any more:
-        // regions keep it until they are deregistered.
+        // SAFETY: the mapping belongs to this guard (the invariant), and nothing refers to it any
+        // more: regions keep it until they are deregistered.
         if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.len) } {
             tracing::error!(%error, "pages leaked");
         }
@@ -99,7 +101,7 @@ mod tests {
 
     use super::*;
 
-    /// The bytes that this process has mapped in a range, as the kernel tells.
+    /// The bytes that this process has mapped in a range, as the kernel reports.
     fn mapped(start: usize, len: usize) -> usize {
         let maps = fs::read_to_string("/proc/self/maps").unwrap();
         let overlap = |line: &str| {
@@ -111,7 +113,7 @@ mod tests {
         maps.lines().filter_map(overlap).sum()
     }
 
-    /// How much more this process has mapped after `step`, bytes: other threads map and unmap meanwhile.
+    /// Growth of this process's mappings during `step`, bytes: other threads also map and unmap.
     fn more_mapped<T>(step: impl FnOnce() -> T) -> (T, i64) {
         let pages = || -> i64 {
             let statm = fs::read_to_string("/proc/self/statm").unwrap();
@@ -123,11 +125,11 @@ mod tests {
     }
 
     #[test]
-    fn large_memory_begins_at_a_huge_page_and_nothing_beside_it_stays_mapped() {
+    fn large_memory_is_huge_page_aligned_without_leftovers() {
         for len in [HUGE_BYTES, HUGE_BYTES + 1, 5 * HUGE_BYTES - 1] {
             let whole = len.next_multiple_of(page_size());
             let bytes = i64::try_from(whole).unwrap();
-            // What is left mapped is so in each try; what others map is not.
+            // Leftovers of this code appear in each try; mappings of other threads do not.
             let is_exact = (0..1000).any(|_| {
                 let (pages, more) = more_mapped(|| Pages::map(len).unwrap());
                 let ((), less) = more_mapped(|| drop(pages));

@@ -1,8 +1,8 @@
-//! Which ports of a device are down, as its asynchronous events tell.
+//! The ports of a device that are down, as its asynchronous events report.
 //!
-//! Owns that memory, and nothing else: a connection that is up outlives a short loss of its link, and
-//! its keep-alive decides when it is dead. What is known here spares a new one from waiting for an
-//! answer that cannot come.
+//! Owns that memory, and nothing else: an established connection outlives a short loss of its link,
+//! and its keep-alive decides when it is dead. This knowledge spares a new connection from waiting
+//! for an answer that cannot come.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,8 +22,8 @@ impl Ports {
         }
     }
 
-    /// Whether a port is down. `ask` is called only where it was seen to go down, and says whether it
-    /// is up by now: an event that says so may be still on its way.
+    /// Whether a port is down. `ask` is called only if the port was reported down, and returns
+    /// whether it is up by now: the event that reports this may still be on its way.
     pub(super) fn is_down(&self, port: u8, ask: impl FnOnce() -> bool) -> bool {
         if self.down.load(Ordering::Relaxed) & bit(port) == 0 {
             return false;
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_down_from_one_event_to_the_next() {
+    fn port_is_down_from_event_to_event() {
         let ports = Ports::default();
         let never = || -> bool { panic!("asked about a port that never went down") };
         assert!(!ports.is_down(1, never));
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_whose_event_is_late_or_lost_is_asked() {
+    fn late_or_lost_port_event_triggers_a_query() {
         let ports = Ports::default();
         ports.set(1, false);
         assert!(!ports.is_down(1, || true));

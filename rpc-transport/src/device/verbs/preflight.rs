@@ -1,4 +1,4 @@
-//! What this machine offers for RDMA, what is missing, and what to do about it.
+//! The RDMA capabilities of this machine, the defects, and their remedies.
 //!
 //! Owns the report and its conclusions: [`judge`] is a pure function of the facts that [`probe`]
 //! collects. Never changes anything.
@@ -40,13 +40,13 @@ pub enum Severity {
     Problem,
 }
 
-/// Something to know, and what to do about it.
+/// A finding, and its remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
     /// How serious it is.
     pub severity: Severity,
-    /// What is wrong, and what to do.
+    /// The problem, and its remedy.
     pub text: String,
 }
 
@@ -54,8 +54,8 @@ pub struct Finding {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Gid {
-    /// Index in the port's table. An iWARP port has one entry, which stands for all addresses of its
-    /// network device.
+    /// Index in the port's table. An iWARP port has one entry, which stands for all addresses of
+    /// its network device.
     pub index: u32,
     /// The address; IPv4 is mapped.
     pub address: Ipv6Addr,
@@ -67,8 +67,8 @@ pub struct Gid {
 }
 
 impl Gid {
-    /// Whether it is an IP address, as on RoCE v2; on InfiniBand and RoCE v1 it is made of other
-    /// numbers, or a second form of one that is there already.
+    /// Whether it is an IP address, as on RoCE v2. On InfiniBand and RoCE v1 it is made of other
+    /// numbers, or is a second form of an address that is there already.
     fn is_ip_address(&self) -> bool {
         self.kind == ROCE_V2 || self.kind == IWARP
     }
@@ -97,7 +97,7 @@ pub struct Port {
     /// The traffic class that the administrator has set for all connections of this port, if the
     /// driver has such a setting and it is in force (mlx5).
     pub traffic_class: Option<u8>,
-    /// What it has counted that a good network does not show.
+    /// Counters that do not rise in a good network.
     pub counters: PortCounters,
     /// The network device of its addresses, if that is in another network namespace.
     pub elsewhere: Option<String>,
@@ -106,14 +106,14 @@ pub struct Port {
 }
 
 impl Port {
-    /// That its network device is in another namespace, if so, and what to do.
+    /// The problem that its network device is in another namespace, if so, with a remedy.
     pub(super) fn why_elsewhere(&self, device: &str) -> Option<String> {
         let (number, interface) = (self.number, self.elsewhere.as_ref()?);
         Some(format!(
-            "{device} port {number} belongs to the network device {interface}, which is not in this \
-             network namespace: nothing can be reached through it from here. Give the container that \
-             network device, or the host's network; with `rdma system set netns exclusive` a container \
-             sees the RDMA devices alone that were given to it"
+            "{device} port {number} belongs to the network device {interface}, which is not in \
+             this network namespace, so it reaches no peers from here. Give the container that \
+             network device, or the host's network; with `rdma system set netns exclusive` a \
+             container sees only the RDMA devices assigned to it"
         ))
     }
 
@@ -139,14 +139,14 @@ pub struct DeviceReport {
     pub max_srq_wr: u32,
     /// Most memory regions.
     pub max_mr: u32,
-    /// Where it stands, on a machine with several NUMA nodes.
+    /// Its place on a machine with several NUMA nodes.
     pub numa: Option<NumaNode>,
     /// Its ports.
     pub ports: Vec<Port>,
 }
 
 impl DeviceReport {
-    /// How large its queues may be in this program, which keeps a part of each completion queue to itself.
+    /// Limits on its queues in this program, which reserves a part of each completion queue.
     #[must_use]
     pub fn queue_limits(&self) -> QueueLimits {
         let max_cqe = CqGuard::usable_entries(self.max_cqe);
@@ -162,15 +162,15 @@ pub struct Report {
     pub devices: Vec<DeviceReport>,
     /// Devices that the kernel knows, whether or not libibverbs can drive them.
     pub kernel_devices: Vec<String>,
-    /// Whether the kernel knows RDMA, or has modules that teach it.
+    /// Whether the kernel supports RDMA, or has modules that add it.
     pub kernel_can_rdma: bool,
     /// Why the connection manager cannot be used; `None` if it can.
     pub connection_manager_error: Option<String>,
     /// Limit on locked memory, bytes; `None` when this process has no limit.
     pub memlock_bytes: Option<u64>,
-    /// The traffic class that connections of this process ask for; `None` for the system's.
+    /// The traffic class that connections of this process request; `None` for the system's.
     pub traffic_class: Option<u8>,
-    /// What is wrong and what to do, most serious first.
+    /// Problems and their remedies, most serious first.
     pub findings: Vec<Finding>,
 }
 
@@ -183,7 +183,7 @@ pub fn preflight() -> Report {
     report
 }
 
-/// The same, for who connects: what decides whether that is possible.
+/// The facts that decide whether connecting is possible.
 pub(super) fn facts() -> Report {
     let mut report = probe::facts();
     report.findings = judge(&report);
@@ -192,9 +192,7 @@ pub(super) fn facts() -> Report {
 
 /// Why connecting is impossible, given that the connection manager could not be opened.
 pub(super) fn why_unavailable(error: &io::Error) -> String {
-    facts()
-        .first_problem()
-        .unwrap_or_else(|| format!("the connection manager cannot be used: {error}"))
+    facts().first_problem().unwrap_or_else(|| format!("cannot use the connection manager: {error}"))
 }
 
 impl Report {
@@ -210,8 +208,8 @@ impl Report {
         problem.map(|found| found.text.clone())
     }
 
-    /// Adds which ports are down to the reason why a peer is not reached: the system drops a port's
-    /// routes with its link, and then speaks of neither.
+    /// Adds the ports that are down to the reason why a peer is not reached: the system drops a
+    /// port's routes with its link, and its error mentions neither.
     pub(super) fn with_ports_down(&self, mut reason: String) -> String {
         for device in &self.devices {
             for port in device.ports.iter().filter(|port| !port.is_active) {
@@ -261,19 +259,19 @@ fn judge(facts: &Report) -> Vec<Finding> {
         add(Severity::Problem, no_device(facts));
     } else if let Some(error) = &facts.connection_manager_error {
         let text = format!(
-            "the RDMA connection manager (/dev/infiniband/rdma_cm) cannot be opened: {error}; \
-             load it with `modprobe rdma_ucm`, and see that this user may read and write the file"
+            "cannot open the RDMA connection manager (/dev/infiniband/rdma_cm): {error}; load it \
+             with `modprobe rdma_ucm`, and give this user read and write access to the file"
         );
         add(Severity::Problem, text);
     }
-    // What one device lacks keeps nobody from the others.
+    // A defect of one device does not affect the others.
     let works = facts.devices.iter().any(DeviceReport::is_usable);
     for device in &facts.devices {
         judge_device(device, &mut |severity, text| {
             add(if works { Severity::Advice } else { severity }, text);
         });
     }
-    // Who is near one of several devices is far from the others.
+    // A process near one of several devices is far from the others.
     let usable = || facts.devices.iter().filter(|device| device.is_usable());
     let nodes = || usable().filter_map(|device| Some((device, device.numa.as_ref()?)));
     if nodes().all(|(_, node)| node.process == Overlap::Far) {
@@ -283,8 +281,8 @@ fn judge(facts: &Report) -> Vec<Finding> {
     }
     if let Some(bytes) = facts.memlock_bytes.filter(|bytes| *bytes < SMALL_MEMLOCK_BYTES) {
         let text = format!(
-            "only {bytes} bytes of memory may be locked (RLIMIT_MEMLOCK), and registered memory \
-             is locked: {}",
+            "the limit on locked memory (RLIMIT_MEMLOCK) is only {bytes} bytes, and registered \
+             memory is locked: {}",
             raise()
         );
         add(Severity::Problem, text);
@@ -296,20 +294,20 @@ fn judge(facts: &Report) -> Vec<Finding> {
 fn no_device(facts: &Report) -> String {
     let kernel_devices = &facts.kernel_devices;
     if kernel_devices.is_empty() && !facts.kernel_can_rdma {
-        return "this machine has no RDMA device, and its kernel neither knows RDMA nor brings \
-                modules for it, so that a software device cannot be made here either: use a machine \
-                or a virtual one whose kernel does"
+        return "this machine has no RDMA device, and its kernel has no RDMA support, so a software \
+                device cannot be created either: use a real or virtual machine whose kernel \
+                supports RDMA"
             .to_owned();
     }
     if kernel_devices.is_empty() {
-        return "this machine has no RDMA device: install the adapter's driver, or make a software \
-                one with `modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0`"
+        return "this machine has no RDMA device: install the adapter's driver, or create a \
+                software device with `modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0`"
             .to_owned();
     }
     let names = kernel_devices.join(", ");
     format!(
-        "the kernel has RDMA devices ({names}) that libibverbs does not find: install its drivers \
-         (package ibverbs-providers) and load the kernel's user access with `modprobe ib_uverbs`"
+        "libibverbs does not find the kernel's RDMA devices ({names}): install its drivers \
+         (package ibverbs-providers) and enable user-space access with `modprobe ib_uverbs`"
     )
 }
 
@@ -317,8 +315,8 @@ fn judge_device(device: &DeviceReport, add: &mut impl FnMut(Severity, String)) {
     let name = &device.name;
     if let Some(error) = &device.open_error {
         let text = format!(
-            "{name} cannot be opened: {error}; this user must be able to read and write \
-             /dev/infiniband/uverbs* (often a group, such as rdma)"
+            "cannot open {name}: {error}; this user needs read and write access to \
+             /dev/infiniband/uverbs* (often through a group, such as rdma)"
         );
         return add(Severity::Problem, text);
     }
@@ -354,8 +352,8 @@ fn judge_port(device: &str, port: &Port, add: &mut impl FnMut(Severity, String))
     }
     if port.active_mtu_bytes < port.max_mtu_bytes.min(GOOD_MTU_BYTES) {
         let text = format!(
-            "{device} port {number} uses an RDMA MTU of {} bytes, {} are possible: a larger MTU of \
-             the network device (4200 for 4096) makes large messages faster",
+            "{device} port {number} uses an RDMA MTU of {} bytes, but {} are possible: a larger \
+             MTU of the network device (4200 for 4096) speeds up large messages",
             port.active_mtu_bytes, port.max_mtu_bytes
         );
         add(Severity::Advice, text);
@@ -375,12 +373,12 @@ impl fmt::Display for Report {
             Some(bytes) => writeln!(f, "locked memory: {bytes} bytes")?,
         }
         match self.traffic_class {
-            Some(class) => writeln!(f, "traffic class: {class}, by {TRAFFIC_CLASS_VARIABLE}")?,
+            Some(class) => writeln!(f, "traffic class: {class}, set by {TRAFFIC_CLASS_VARIABLE}")?,
             None => writeln!(
                 f,
-                "traffic class: the system's, which is 0 unless the administrator has set one; \
-                 {TRAFFIC_CLASS_VARIABLE} sets it (106 where a network has a priority for RDMA at \
-                 DSCP 26)"
+                "traffic class: the system's default, which is 0 unless the administrator has set \
+                 one; set it with {TRAFFIC_CLASS_VARIABLE} (106 if the network gives RDMA a \
+                 priority at DSCP 26)"
             )?,
         }
         for found in &self.findings {
@@ -418,7 +416,11 @@ impl fmt::Display for DeviceReport {
             let (number, mtu) = (port.number, port.active_mtu_bytes);
             writeln!(f, "  port {number}: {state}, {layer}, MTU {mtu} of {}", port.max_mtu_bytes)?;
             if let Some(class) = port.traffic_class {
-                writeln!(f, "    traffic class {class} for all connections, by the administrator")?;
+                writeln!(
+                    f,
+                    "    traffic class {class} for all connections, set by the \
+                             administrator"
+                )?;
             }
             if let Some(counters) = port.counters.text() {
                 writeln!(f, "    counted: {counters}")?;

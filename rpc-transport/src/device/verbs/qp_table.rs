@@ -1,7 +1,7 @@
 //! The QPs of a CQ, by handle and by the keys of their WRs.
 //!
 //! Invariant: a slot whose QP was taken out has another generation, so no earlier handle or key
-//! finds the QP that comes next.
+//! finds the slot's next QP.
 
 use crate::device::QpHandle;
 

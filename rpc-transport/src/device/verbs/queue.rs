@@ -1,16 +1,15 @@
 //! The completion queue of a verbs device, which also owns its QPs.
 //!
 //! Owns the path of every post to the device and of every completion back. Never waits: operations
-//! that could (destroying, disconnecting) run on other threads. Moving a QP to ERR is the exception:
-//! only then is memory that the peer could write out of its reach.
+//! that could (destroying, disconnecting) run on other threads. Moving a QP to ERR is the
+//! exception: only then is memory that the peer could write out of its reach.
 //!
 //! Invariants:
 //! 1. WRs are held back for one QP at a time; polling, arming, flushing, an inline post without
 //!    `more`, or posting to another QP rings the doorbell first (contract rule 17).
 //! 2. Entries of the device's CQ stay reserved for live QPs, and for destroyed ones as long as
 //!    their completions may still be in it; so it never overflows (contract rule 13).
-//! 3. A completion of a QP or WR that no longer exists is dropped (S34), but for RECVs of the SRQ
-//!    (see `shared`).
+//! 3. A completion of a QP or WR that no longer exists is dropped (S34).
 #![allow(unsafe_code, reason = "reads completions that libibverbs has written")]
 
 use std::any::Any;
@@ -20,7 +19,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use crate::connect::error::VendorError;
+use crate::device::connection_error::VendorError;
 use crate::device::{
     Capabilities, Completion, CompletionQueue, CqRef, DeviceAttributes, Opcode, PostError,
     PostErrorKind, ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, Ring, SendWr,
@@ -33,17 +32,17 @@ use super::completion_channel::CqGuard;
 use super::context::Context;
 use super::ffi::{self, ibv_wc_opcode};
 use super::id_link::IdLink;
+use super::inherited::is_inherited;
 use super::qp_table::QpTable;
 use super::queue_pair::{PreparedQp, QpGuard, SetupQueues, Transition, granted};
 use super::quirks::Quirks;
 use super::recv_post::RecvPost;
-use super::shared_queue::SharedQueue;
+use super::srq::Srq;
 use super::status;
 use super::work_queues::{Outcome, WorkQueues};
 use super::wr_key::{Queue, WrKey};
 use crate::user_code::logged;
 
-mod leaving;
 mod retired;
 mod shared;
 
@@ -58,6 +57,8 @@ struct Entry {
     reserved: u32,
     /// `vendor_err` of the completion that told of the failure; 0 if none did.
     vendor_error: u32,
+    /// How far it has come to an end, if it uses the SRQ.
+    drain: shared::Drain,
 }
 
 /// A CQ of a verbs device.
@@ -69,13 +70,12 @@ pub(super) struct VerbsCompletionQueue {
     ready: VecDeque<Completion>,
     reserved: u32,
     retired: Vec<retired::Retired>,
-    srq: Option<SharedQueue>,
+    srq: Option<Arc<Srq>>,
     srqs_made: u32,
     /// QPs that use the SRQ, by their numbers.
     numbers: HashMap<u32, QpHandle>,
-    leaving: leaving::LeavingQps<Arc<QpGuard>>,
-    /// Nobody will poll.
-    is_dropped: bool,
+    /// Completions taken from the device, modulo 2^64; seeing it empty counts as all that it holds.
+    taken: u64,
     attributes: DeviceAttributes,
     quirks: Quirks,
     /// The device refuses SENDs in ERR, and so the drain WR.
@@ -96,8 +96,7 @@ impl VerbsCompletionQueue {
             srq: None,
             srqs_made: 0,
             numbers: HashMap::new(),
-            leaving: leaving::LeavingQps::default(),
-            is_dropped: false,
+            taken: 0,
             attributes: attributes.clone(),
             quirks,
             refuses_late_sends: !attributes.capabilities.contains(Capabilities::FLUSHES_LATE_SENDS),
@@ -111,11 +110,11 @@ impl VerbsCompletionQueue {
     }
 
     fn setup_queues(&self) -> SetupQueues {
-        SetupQueues { cq: Arc::clone(&self.cq), srq: self.srq_guard() }
+        SetupQueues { cq: Arc::clone(&self.cq), srq: self.srq.clone() }
     }
 
-    /// Takes in a QP in INIT: the one that was prepared, or one that is created here and now. The id
-    /// behind `link` will connect it.
+    /// Takes in a QP in INIT: the one that was prepared, or one that is created here and now. The
+    /// id behind `link` will connect it.
     pub(super) fn create_qp(
         &mut self,
         prepared: Option<PreparedQp>,
@@ -126,9 +125,6 @@ impl VerbsCompletionQueue {
         device: &Arc<Context>,
     ) -> Result<(QpHandle, Arc<QpGuard>), ProviderError> {
         let parents = self.setup_queues().parents(pd, capacity, device)?;
-        if capacity.uses_srq {
-            self.leaving.check_room()?;
-        }
         let asked = granted(capacity, &self.attributes)?;
         let (handle, reserved) = self.reserve(capacity)?;
         let prepared = match prepared.filter(|prepared| prepared.is_of(&parents, asked)) {
@@ -141,11 +137,12 @@ impl VerbsCompletionQueue {
             (self.attributes.max_message_bytes, self.attributes.capabilities);
         let quirks = self.quirks;
         let queues = WorkQueues::new(handle, asked, inline, limit, capabilities, quirks);
-        let entry = Entry { guard: Arc::clone(&guard), queues, reserved, vendor_error: 0 };
+        let (guard_here, drain) = (Arc::clone(&guard), shared::Drain::default());
+        let entry = Entry { guard: guard_here, queues, reserved, vendor_error: 0, drain };
         self.qps.insert(handle, entry);
         self.reserved += reserved;
         if guard.uses_srq() {
-            self.join_srq(handle, guard.number());
+            self.numbers.insert(guard.number(), handle);
         }
         Ok((handle, guard))
     }
@@ -234,12 +231,12 @@ impl VerbsCompletionQueue {
                 // From now on none is posted. Silent WRs end with their QP.
                 self.refuses_late_sends = true;
                 let device = self.cq.context().name().to_owned();
-                let text = "the device takes no work requests in the error state";
+                let text = "the device accepts no work requests in the error state";
                 logged(move || tracing::info!(device, %error, "{text}"));
             }
         }
-        entry.queues.tell_early(&mut self.ready);
-        entry.queues.tell_stranded(&mut self.ready);
+        entry.queues.deliver_early(&mut self.ready);
+        entry.queues.deliver_stranded(&mut self.ready);
         if !self.ready.is_empty() {
             self.cq.mailbox().ring();
         }
@@ -252,12 +249,11 @@ impl VerbsCompletionQueue {
         end: usize,
     ) -> Result<(), ProviderError> {
         let mut wcs = [const { MaybeUninit::uninit() }; POLL_BATCH];
-        let (mut taken, mut is_empty) = (0, false);
         while completions.len() < end {
             let room = (end - completions.len()).min(POLL_BATCH);
             let count = self.cq.poll(&mut wcs[..room]).map_err(|error| {
-                self.cq.mailbox().kill(format!("the device refuses to be polled ({error})"));
-                ProviderError::CompletionQueueDead("the device refuses to be polled".to_owned())
+                self.cq.mailbox().kill(format!("polling the completion queue failed ({error})"));
+                ProviderError::CompletionQueueDead("polling the completion queue failed".to_owned())
             })?;
             for wc in &wcs[..count] {
                 // SAFETY: the device has written the first `count` completions.
@@ -272,15 +268,12 @@ impl VerbsCompletionQueue {
                 }
             }
             self.deliver(completions, end);
-            taken += count;
+            self.taken = self.taken.wrapping_add(count as u64);
             if count < room {
-                is_empty = true;
+                self.taken = self.taken.wrapping_add(self.cq.entries().into());
                 self.release_retired();
                 break;
             }
-        }
-        if !self.leaving.is_empty() {
-            self.release_left(taken, is_empty);
         }
         Ok(())
     }
@@ -293,7 +286,7 @@ impl VerbsCompletionQueue {
         }
         let key = WrKey::decode(wc.wr_id)?;
         if key.queue == Queue::Shared {
-            return self.complete_one_shared(key, wc.qp_num, success(wc));
+            return None;
         }
         self.qps.of_key(key)?.queues.complete_one(key, success(wc))
     }
@@ -320,7 +313,7 @@ impl VerbsCompletionQueue {
         };
         if !known {
             logged(move || {
-                tracing::debug!(?key, "completion of a work request that is not posted")
+                tracing::debug!(?key, "completion of a work request that was not posted")
             });
         }
         let Some(handle) = handle else { return };
@@ -504,10 +497,6 @@ impl CompletionQueue for VerbsCompletionQueue {
         self.post_shared(wr).map_err(|(kind, wr)| (PostError { posted: 0, kind }, wr))
     }
 
-    fn destroy_srq(&mut self) -> Result<(), ProviderError> {
-        self.end_srq()
-    }
-
     fn flush(&mut self) {
         self.ring();
     }
@@ -520,7 +509,7 @@ impl CompletionQueue for VerbsCompletionQueue {
         }
         // The device may have moved it to ERR while nothing was posted that would report it.
         match entry.guard.query_state() {
-            // None comes back to RESET: siw tells no state at all.
+            // No QP comes back to RESET: siw does not report its state.
             Ok(QpState::Reset) => Some(known),
             Ok(state) => Some(state),
             Err(_) => Some(QpState::Error),
@@ -544,13 +533,9 @@ impl CompletionQueue for VerbsCompletionQueue {
 
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), ProviderError> {
         self.ring();
-        let uses_srq = self.qps.get(qp).is_some_and(|entry| entry.guard.uses_srq());
-        if uses_srq && !self.is_dropped {
-            self.fail(qp.index);
-        }
         let mut entry = self.qps.take(qp).ok_or(ProviderError::UnknownQp)?;
-        if uses_srq {
-            self.leave_srq(qp, &entry.guard);
+        if entry.guard.uses_srq() {
+            self.numbers.remove(&entry.guard.number());
         }
         entry.guard.link().disconnect();
         if entry.queues.is_empty() {
@@ -564,19 +549,20 @@ impl CompletionQueue for VerbsCompletionQueue {
         for memory in entry.queues.take_all() {
             entry.guard.keep(memory);
         }
-        self.ready
-            .retain(|completion| completion.qp != qp || (uses_srq && shared::outlives(completion)));
+        self.ready.retain(|completion| completion.qp != qp);
         Ok(())
     }
 
-    fn has_left(&self, qp: QpHandle) -> bool {
-        self.qps.get(qp).is_none() && !self.is_leaving(qp)
+    fn has_drained(&mut self, qp: QpHandle) -> bool {
+        self.has_drained_srq(qp)
     }
 }
 
 impl Drop for VerbsCompletionQueue {
     fn drop(&mut self) {
-        self.is_dropped = true;
+        if is_inherited() {
+            return;
+        }
         for handle in self.qps.handles() {
             // It is there.
             let _ = self.destroy_qp(handle);

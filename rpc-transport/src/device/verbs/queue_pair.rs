@@ -7,8 +7,8 @@
 //! 1. RC, nothing signaled by default, one SGE per WR, `rnr_retry` 0 (contract rule 9) and a
 //!    `retry_count` of at most 6: on Soft-RoCE 7 means forever, and a dead peer must be detected.
 //! 2. Memory that the device might still touch is released after the QP is destroyed, never before.
-//! 3. The SQ has one slot more than was asked for, for the drain WR. When a QP goes to ERR after an
-//!    unsignaled WR, this WR is posted after the last one; its completion says that all before it
+//! 3. The SQ has one slot more than requested, for the drain WR. When a QP goes to ERR after an
+//!    unsignaled WR, this WR is posted after the last one; its completion means that all before it
 //!    are done (like `ib_drain_qp` in the kernel).
 #![allow(unsafe_code, reason = "calls libibverbs")]
 
@@ -27,12 +27,13 @@ use super::completion_channel::CqGuard;
 use super::context::{Context, QpTarget};
 use super::ffi::{self, Plain, ibv_access_flags, ibv_qp_attr_mask, ibv_qp_state};
 use super::id_link::IdLink;
+use super::inherited::is_inherited;
 use super::limits;
 use super::mailbox::Mailbox;
 use super::memory::{PdGuard, VerbsDomain};
 use super::options::QpTimers;
 use super::reaper;
-use super::srq::SrqGuard;
+use super::srq::Srq;
 use crate::memory::region::ProtectionDomain;
 use crate::user_code::logged;
 
@@ -43,7 +44,7 @@ pub(super) struct Transition {
 }
 
 impl Transition {
-    /// Another of the same.
+    /// A copy of this transition.
     pub(super) fn duplicate(&self) -> Self {
         Self { attributes: self.attributes.duplicate(), mask: self.mask }
     }
@@ -113,7 +114,7 @@ impl Transition {
         if let Some(reads) = reads {
             this.attributes.max_rd_atomic = reads;
         }
-        // Overrides what the peer asks for in its REQ or REP (invariant 1).
+        // Overrides the values that the peer requests in its REQ or REP (invariant 1).
         this.attributes.timeout = timers.ack_timeout;
         this.attributes.retry_cnt = timers.retry_count;
         this.attributes.rnr_retry = 0;
@@ -159,13 +160,13 @@ pub(super) struct ReadyTerms {
 /// ms).
 const MIN_RNR_TIMER: u8 = 12;
 
-/// What a QP is created on.
+/// The objects that a QP is created on.
 #[derive(Debug, Clone)]
 pub(super) struct Parents {
     pub(super) cq: Arc<CqGuard>,
     pub(super) pd: Arc<PdGuard>,
     /// For a QP that uses it.
-    pub(super) srq: Option<Arc<SrqGuard>>,
+    pub(super) srq: Option<Arc<Srq>>,
 }
 
 impl Parents {
@@ -181,11 +182,11 @@ impl Parents {
 #[derive(Debug)]
 pub(super) struct SetupQueues {
     pub(super) cq: Arc<CqGuard>,
-    pub(super) srq: Option<Arc<SrqGuard>>,
+    pub(super) srq: Option<Arc<Srq>>,
 }
 
 impl SetupQueues {
-    /// What a QP on this CQ is created on, on an id of `device`.
+    /// The objects for a QP on this CQ, on an id of `device`.
     pub(super) fn parents(
         &self,
         pd: &ProtectionDomain,
@@ -231,7 +232,7 @@ unsafe impl Sync for QpGuard {}
 
 impl QpGuard {
     /// Creates a QP and moves it to INIT. Returns it with the inline bytes granted, which may be
-    /// fewer than asked for.
+    /// fewer than requested.
     fn create(
         parents: &Parents,
         capacity: QpCapacity,
@@ -333,7 +334,10 @@ impl QpGuard {
 
 impl Drop for QpGuard {
     fn drop(&mut self) {
-        self.parents.cq.context().strike_qp(self.raw);
+        if is_inherited() {
+            return;
+        }
+        self.parents.cq.context().unregister_qp(self.raw);
         let dead = RawQp {
             raw: self.raw,
             leftovers: std::mem::take(&mut self.leftovers.lock()),
@@ -345,17 +349,17 @@ impl Drop for QpGuard {
     }
 }
 
-/// A QP in INIT that no CQ's owner knows yet: asynchronous events of it go nowhere.
+/// A QP in INIT that no CQ's owner knows yet: its asynchronous events have no recipient.
 #[derive(Debug)]
 pub(super) struct PreparedQp {
     guard: QpGuard,
-    /// What it was created with.
+    /// The capacity that it was created with.
     capacity: QpCapacity,
     inline: u32,
 }
 
 impl PreparedQp {
-    /// Creates it, which waits for the device.
+    /// Creates the QP, which waits for the device.
     pub(super) fn create(
         parents: &Parents,
         capacity: QpCapacity,
@@ -368,24 +372,24 @@ impl PreparedQp {
         Ok(Self { guard, capacity, inline })
     }
 
-    /// Whether it is what these arguments would create.
+    /// Whether it is the QP that these arguments would create.
     pub(super) fn is_of(&self, parents: &Parents, capacity: QpCapacity) -> bool {
         self.guard.parents.is(parents) && self.capacity == capacity
     }
 
-    /// The QP under its handle, and the inline bytes granted. From now on the CQ's owner hears of its
-    /// events.
+    /// The QP under its handle, and the inline bytes granted. From now on the CQ's owner receives
+    /// its events.
     pub(super) fn adopt(self, handle: QpHandle) -> (QpGuard, u32) {
         let Self { guard, inline, .. } = self;
         let mailbox = Arc::clone(guard.parents.cq.mailbox());
         let is_last = Arc::clone(&guard.is_last);
         let target = QpTarget { mailbox, handle, id: guard.link.key(), is_last };
-        guard.parents.cq.context().book_qp(guard.raw, target);
+        guard.parents.cq.context().register_qp(guard.raw, target);
         (guard, inline)
     }
 }
 
-/// What a QP is created with on a device with these limits.
+/// The capacity that a QP gets on a device with these limits.
 pub(super) fn granted(
     capacity: QpCapacity,
     attributes: &DeviceAttributes,
@@ -463,37 +467,48 @@ fn create_with_inline(
         };
         // SAFETY: live PD and CQ of one context, and a filled-in struct.
         let raw = ffi::created(|| unsafe { ffi::ibv_create_qp(pd.as_ptr(), &raw mut attributes) })?;
-        // More may be granted than was asked for: only what was asked for is promised (S32).
+        // More may be granted than requested: only the requested bytes are promised (S32).
         Ok((raw, inline.min(attributes.cap.max_inline_data)))
     })
 }
 
-/// Calls `create` with fewer and fewer inline bytes, and 0 in the end, until it succeeds: with
-/// larger queues a device may grant less than it did in the trial of a QP with small ones. Whatever
-/// the error is: devices do not agree on it (EINVAL on most, ENOSPC on hns).
+/// Calls `create` with fewer and fewer inline bytes, and finally 0, until it succeeds: with larger
+/// queues a device may grant less than it did in the trial of a small QP. Any error is retried,
+/// since devices disagree on it (EINVAL on most, ENOSPC on hns).
 fn with_less_inline<T>(
     mut inline: u32,
     mut create: impl FnMut(u32) -> io::Result<T>,
 ) -> io::Result<T> {
     loop {
         match create(inline) {
-            Err(_) if inline > 0 => {
-                inline = if inline < LEAST_INLINE_BYTES { 0 } else { inline / 2 }
-            }
+            Err(_) if inline > 0 => inline = if inline < MIN_INLINE_BYTES { 0 } else { inline / 2 },
             result => return result,
         }
     }
 }
 
 /// Fewer inline bytes than this are not worth another attempt.
-const LEAST_INLINE_BYTES: u32 = 32;
+const MIN_INLINE_BYTES: u32 = 32;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// If either side offers none, there are none.
     #[test]
-    fn whatever_the_error_a_queue_pair_is_tried_with_less_inline() {
+    fn s24_smaller_read_depth_of_both_sides_holds() {
+        let depths = |own, peer| ReadDepths { own, peer };
+        for (wanted, offered, agreed) in [
+            (depths(4, 4), depths(0, 0), depths(0, 0)),
+            (depths(0, 0), depths(4, 4), depths(0, 0)),
+            (depths(4, 4), depths(2, 16), depths(2, 4)),
+        ] {
+            assert_eq!(wanted.min(offered), agreed);
+        }
+    }
+
+    #[test]
+    fn any_error_retries_with_less_inline() {
         for errno in [12, 22, 28] {
             let mut asked = Vec::new();
             let granted = with_less_inline(220, |inline| {

@@ -4,8 +4,8 @@
 //! parent's job is queued after the child's: QP, then its buffers and MRs, then CQ and PD. Never
 //! looks at what it destroys.
 //!
-//! What is destroyed may hold memory of the user's, whose destructors may panic: each job runs by
-//! itself, and those behind it are done all the same.
+//! Destroyed objects may hold user memory, whose destructors may panic. A panic ends only its own
+//! job; later jobs still run.
 //!
 //! Destroying may wait: for the kernel, for an event that is being handled, for pages to be
 //! unpinned (a millisecond for 64 MiB).
@@ -18,10 +18,12 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use crate::user_code::caught;
+use crate::wait::after;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Number of objects not yet destroyed, or in use, here and on the connection manager's thread.
+/// Number of objects that are not yet destroyed, or are in use, here and on the connection
+/// manager's thread.
 struct Outstanding {
     count: Mutex<usize>,
     none: Condvar,
@@ -34,7 +36,7 @@ static OUTSTANDING: Outstanding = Outstanding { count: Mutex::new(0), none: Cond
 pub(super) struct Token(());
 
 impl Token {
-    /// Counts one more.
+    /// Counts one more object.
     pub(super) fn take() -> Self {
         *OUTSTANDING.count.lock() += 1;
         Self(())
@@ -51,25 +53,25 @@ impl Drop for Token {
     }
 }
 
-/// An object while another thread than its owner's uses it. The owner may let go of it meanwhile: it is
-/// destroyed when this use has ended, and counts until then.
+/// An object while a thread other than its owner's uses it. If the owner drops it in the meantime,
+/// it is destroyed when this use has ended, and counts until then.
 #[derive(Debug)]
 pub(super) struct InUse<T> {
     object: Arc<T>,
-    /// Dropped behind the object, which has taken its own by then if nobody else has it.
+    /// Dropped after the object, which has taken its own token by then if nobody else has it.
     _token: Token,
 }
 
 impl<T> InUse<T> {
-    /// `None` if its owner has let go of it.
+    /// `None` if its owner has dropped it.
     pub(super) fn of(object: &Weak<T>) -> Option<Self> {
-        // Taken first: from now on whoever lets go of it finds it counted.
+        // Taken first: from now on a thread that drops the object finds it counted.
         let token = Token::take();
         object.upgrade().map(|object| Self { object, _token: token })
     }
 
-    /// For a use that lasts as long as a peer is silent: it does not count until the peer has answered, nor once
-    /// nobody waits for that answer any more.
+    /// For a use that lasts as long as a peer is silent. It does not count until the peer has
+    /// answered, nor after everybody has stopped waiting for that answer.
     pub(super) fn into_inner(self) -> Arc<T> {
         self.object
     }
@@ -88,7 +90,7 @@ impl<T> Deref for InUse<T> {
 /// exits and for tests: nothing depends on it, and it blocks the thread.
 #[must_use]
 pub fn wait_for_teardown(limit: Duration) -> bool {
-    let deadline = Instant::now() + limit;
+    let deadline = after(Instant::now(), limit);
     let mut count = OUTSTANDING.count.lock();
     while *count > 0 {
         if OUTSTANDING.none.wait_until(&mut count, deadline).timed_out() {
@@ -114,8 +116,8 @@ impl Reaper {
             drop(jobs);
             if let Some((job, token)) = next {
                 caught(job);
-                // Dropped only now: the job may have dropped parents, which have taken their own
-                // tokens by now.
+                // Dropped last: the job may have dropped parents, which have taken their own tokens
+                // by now.
                 drop(token);
             }
         }
@@ -130,7 +132,8 @@ static REAPER: LazyLock<Option<&'static Reaper>> = LazyLock::new(|| {
     match thread.spawn(|| reaper.run()) {
         Ok(_) => Some(reaper),
         Err(error) => {
-            tracing::warn!(%error, "no thread for teardown: objects are destroyed where dropped");
+            tracing::warn!(%error, "cannot start the teardown thread: destroying objects where \
+                                    they are dropped");
             None
         }
     }
@@ -165,7 +168,16 @@ mod tests {
     }
 
     #[test]
-    fn children_go_before_their_parents_and_waiting_sees_all_of_them_gone() {
+    fn waiting_takes_any_limit() {
+        let _ = wait_for_teardown(Duration::ZERO);
+        let (notes, noted) = mpsc::channel();
+        drop(Arc::new(Noted("pd", None, notes)));
+        assert!(wait_for_teardown(Duration::MAX));
+        assert_eq!(noted.recv(), Ok("pd"));
+    }
+
+    #[test]
+    fn children_are_destroyed_first_and_all_are_awaited() {
         let (notes, noted) = mpsc::channel();
         let pd = Arc::new(Noted("pd", None, notes.clone()));
         let cq = Arc::new(Noted("cq", Some(Arc::clone(&pd)), notes.clone()));
@@ -175,10 +187,10 @@ mod tests {
         assert_eq!(noted.iter().collect::<Vec<_>>(), ["qp", "cq", "pd"]);
     }
 
-    /// The connection manager's thread had a queue pair for a moment when its owner let go of it: waiting saw
-    /// it gone, and its memory was not free yet (S28 over siw).
+    /// A regression: the connection manager's thread used a queue pair for a moment when its owner
+    /// dropped it. Waiting reported it gone while its memory was not free yet (S28 over siw).
     #[test]
-    fn what_another_thread_uses_when_its_owner_lets_go_counts_until_it_is_destroyed() {
+    fn object_in_use_elsewhere_counts_until_destroyed() {
         let (notes, noted) = mpsc::channel();
         let qp = Arc::new(Noted("qp", None, notes));
         let owned = Arc::downgrade(&qp);
@@ -192,9 +204,10 @@ mod tests {
         assert!(InUse::of(&owned).is_none());
     }
 
-    /// The thread died of the first destructor that panicked, and nothing was destroyed any more.
+    /// A regression: the thread died of the first destructor that panicked, and nothing was
+    /// destroyed any more.
     #[test]
-    fn an_owner_that_panics_does_not_end_the_teardown_of_others() {
+    fn panicking_owner_does_not_stop_other_teardowns() {
         struct Bomb;
         impl Drop for Bomb {
             fn drop(&mut self) {

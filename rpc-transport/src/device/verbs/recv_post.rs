@@ -5,7 +5,6 @@ use std::ptr;
 use crate::device::{PostErrorKind, RecvWr};
 
 use super::ffi::{self, Plain};
-use super::work_queues::address;
 
 /// The span of a RECV's buffer, which must stay until its completion.
 pub(super) struct RecvPost(ffi::ibv_sge);
@@ -32,4 +31,9 @@ impl RecvPost {
         let refused = |error: std::io::Error| PostErrorKind::Os(error.raw_os_error().unwrap_or(0));
         ffi::verbs_result(returned).map_err(refused)
     }
+}
+
+/// The address as the device sees it.
+pub(super) fn address(first: std::ptr::NonNull<u8>) -> u64 {
+    first.as_ptr().expose_provenance() as u64
 }

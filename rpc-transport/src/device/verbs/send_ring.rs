@@ -6,7 +6,7 @@
 //! 1. A WR keeps its slot and its memory until the completion of that WR or a later one has been
 //!    polled (contract rule 4): completions of one SQ come in order, and an unsignaled WR that
 //!    succeeds has none.
-//! 2. Slots are counted by what was asked for, not by what the device granted.
+//! 2. Slots are counted against the requested size, not the size that the device granted.
 //! 3. Stranded WRs (refused by the device after their post was reported as successful) are at the
 //!    tail, and are returned only after everything before them.
 
@@ -21,7 +21,7 @@ pub(super) struct Posted<T> {
     pub(super) wr_id: u64,
     /// Whether success gives a completion.
     pub(super) signaled: bool,
-    /// What must stay untouched until the WR is done.
+    /// Memory that must stay untouched until the WR is done.
     pub(super) held: T,
 }
 
@@ -82,8 +82,8 @@ impl<T> SendRing<T> {
         self.posted.drain(..count)
     }
 
-    /// Position of the last WR that the device has, if it is unsignaled, so that no completion will
-    /// tell when it is done.
+    /// Position of the last WR that the device has, if it is unsignaled: no completion will report
+    /// when it is done.
     pub(super) fn silent_tail(&self) -> Option<u32> {
         let last = (self.posted.len() - self.stranded).checked_sub(1)?;
         (!self.posted[last].signaled).then(|| self.position_of(last))
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_wr_before_the_stranded_ones_is_the_tail() {
+    fn unsignaled_wr_before_stranded_ones_is_the_tail() {
         let (mut ring, positions) = ring(8, 0, &[true, false, true]);
         ring.strand(1);
         assert_eq!(ring.silent_tail(), Some(positions[1]));

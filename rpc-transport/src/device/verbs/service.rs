@@ -1,7 +1,7 @@
 //! The connection manager's thread, as the rest of the process sees it.
 //!
-//! Owns the queue of commands to it, and what they say. Never waits for the thread, and never starts
-//! it: that is done in [`dispatcher`](super::dispatcher), which is the thread.
+//! Owns the queue of commands to it, and their contents. Never waits for the thread, and never
+//! starts it: [`dispatcher`](super::dispatcher), which is the thread, does that.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,6 +13,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::device::QpHandle;
+use crate::user_code::caught;
 
 use super::cm_id::Dial;
 use super::device::VerbsDevice;
@@ -42,10 +43,16 @@ pub(super) struct Request {
 /// Answers a command once: with the peer's private data, if there is any.
 pub(super) type Answer<T> = oneshot::Sender<Result<T, Failure>>;
 
+/// Sends an answer, unless nobody waits for it any more. The waker is the caller's code: a panic of
+/// it ends here.
+pub(super) fn send_answer<T>(waiting: oneshot::Sender<T>, answer: T) {
+    caught(|| drop(waiting.send(answer)));
+}
+
 /// The QP of a connection that is being set up.
 #[derive(Debug)]
 pub(super) struct SetupQp {
-    /// Weak, so that a QP that is destroyed meanwhile is not kept alive.
+    /// Weak, so that a QP whose owner destroys it is not kept alive.
     guard: Weak<QpGuard>,
     pub(super) handle: QpHandle,
 }
@@ -90,7 +97,7 @@ pub(super) enum Command {
     Ready { key: IdKey, outcome: io::Result<()> },
     /// The call that connects has returned, on a device where it waits for the peer.
     Dialed { key: IdKey, dial: Dial, outcome: io::Result<()> },
-    /// An id is destroyed whose peer had to be waited for.
+    /// An id has been destroyed whose peer had to be awaited.
     Destroyed { key: IdKey },
     /// The QP is in ERR.
     Disconnect { key: IdKey },
@@ -106,7 +113,7 @@ pub(super) struct Service {
 }
 
 impl Service {
-    /// A queue of commands that nobody takes yet.
+    /// An empty queue of commands.
     ///
     /// # Errors
     /// When this process may have no further file.

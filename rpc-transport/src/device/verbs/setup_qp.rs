@@ -16,7 +16,7 @@ use super::failure::Failure;
 use super::id_link::IdLink;
 use super::queue::VerbsCompletionQueue;
 use super::queue_pair::{PreparedQp, QpGuard, SetupQueues, granted};
-use super::service::{Answer, Command, Resolved, Service, SetupQp};
+use super::service::{Answer, Command, Resolved, Service, SetupQp, send_answer};
 use super::tcp_port;
 use super::workers;
 
@@ -48,12 +48,13 @@ impl Attempt {
         self.resolved.peer
     }
 
-    /// Whether its connect would fail for its source port.
+    /// Whether its connect would fail because its source port is taken.
     pub(super) fn has_taken_port(&self) -> bool {
-        self.resolved.device.is_iwarp() && self.resolved.local.is_some_and(tcp_port::is_taken)
+        self.resolved.device.quirks().binds_tcp_ports
+            && self.resolved.local.is_some_and(tcp_port::is_taken)
     }
 
-    /// Has a worker create the QP; the CQ's owner takes it in when it calls `create_qp`.
+    /// Has a worker create the QP; the CQ's owner adopts it when it calls `create_qp`.
     pub(super) async fn prepare_qp(
         &mut self,
         cq: &CqRef,
@@ -71,9 +72,9 @@ impl Attempt {
                 return;
             }
             // If nobody waits any more, the QP is destroyed with the answer.
-            let _ = answer.send(PreparedQp::create(&parents, asked, &init, link));
+            send_answer(answer, PreparedQp::create(&parents, asked, &init, link));
         });
-        // Without an answer the worker has panicked.
+        // No answer means that the worker has panicked.
         let gone = ProviderError::Unsupported("creating a queue pair after a panic");
         self.prepared = Some(answered.await.unwrap_or(Err(gone))?);
         Ok(())
@@ -120,7 +121,7 @@ impl Attempt {
         Ok((attach, reply))
     }
 
-    /// The thread that has the id.
+    /// The thread that owns the id.
     pub(super) fn service(&self) -> &'static Service {
         self.service
     }

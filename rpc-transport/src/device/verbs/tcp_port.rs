@@ -1,7 +1,8 @@
 //! Ports that connections over software iWARP have in the kernel's TCP.
 //!
-//! Owns the question whether TCP has a port for them. rdma_cm chooses ports from a space of its own, and siw binds a
-//! TCP socket to one only when it connects or listens: where a program of this machine listens there, that fails.
+//! Owns the question whether TCP has a port for them. rdma_cm chooses ports from a space of its
+//! own, and siw binds a TCP socket to one only when it connects or listens: where a program of this
+//! machine listens there, that fails.
 
 use std::net::SocketAddr;
 
@@ -11,16 +12,16 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, soc
 /// Most ports of the system's choice that are tried. So many taken ones in a row are no chance.
 pub(super) const MOST_PORTS: u32 = 16;
 
-/// Whether TCP refuses a socket at this address, asked in siw's way. What cannot be found out counts as no.
+/// Whether TCP refuses a socket at this address, asked in siw's way. What cannot be found out
+/// counts as no.
 pub(super) fn is_taken(at: SocketAddr) -> bool {
-    matches!(try_bind(at), Err(Errno::ADDRINUSE))
-}
-
-fn try_bind(at: SocketAddr) -> Result<(), Errno> {
     let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    sockopt::set_socket_reuseaddr(&socket, true)?;
-    bind(&socket, &at)
+    let bound =
+        socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None).and_then(|socket| {
+            sockopt::set_socket_reuseaddr(&socket, true)?;
+            bind(&socket, &at)
+        });
+    matches!(bound, Err(Errno::ADDRINUSE))
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@
 //! 1. A WR's memory is held here from before the device learns of it until its completion was
 //!    polled or the QP was destroyed.
 //! 2. Every WR completes once the QP is in ERR. The device flushes the WRs that it had not
-//!    finished. For unsignaled ones that it had finished, the completion of the drain WR, which the
-//!    provider posts after the last one, tells that they are done. RECVs posted in ERR are flushed
+//!    finished. For unsignaled WRs that it had finished, the completion of the drain WR, which the
+//!    provider posts after the last one, shows that they are done. RECVs posted in ERR are flushed
 //!    here, without the device, because some devices never flush them.
 //! 3. No receive completion is delivered before the owner knows of the connection: the peer may
 //!    send as soon as its own end is established.
@@ -28,6 +28,7 @@ use crate::memory::region::{Buffer, MemoryRegion};
 
 use super::batch::{Batch, Bytes};
 use super::quirks::{IN_PLACE_BYTES, Quirks};
+use super::recv_post::address;
 use super::send_ring::{Posted, SendRing};
 use super::wr_key::{Queue, WrKey};
 
@@ -131,16 +132,16 @@ impl WorkQueues {
         self.send.len() == 0 && self.recv.is_empty()
     }
 
-    /// The QP is in RTS, and its owner knows.
+    /// Records that the QP is in RTS, and that its owner knows.
     pub(super) fn establish(&mut self, out: &mut VecDeque<Completion>) {
         if self.state == QpState::Init {
             self.state = QpState::ReadyToSend;
         }
-        self.tell_early(out);
+        self.deliver_early(out);
     }
 
-    /// Delivers what was received before the owner knew of the connection.
-    pub(super) fn tell_early(&mut self, out: &mut VecDeque<Completion>) {
+    /// Delivers completions received before the owner knew of the connection.
+    pub(super) fn deliver_early(&mut self, out: &mut VecDeque<Completion>) {
         out.extend(self.early.drain(..));
     }
 
@@ -157,15 +158,15 @@ impl WorkQueues {
         if self.broken {
             self.send.strand(1);
         } else {
-            let (queue, signaled) = self.told_by(wr.signaled, &bytes);
+            let (queue, signaled) = self.completion_mode(wr.signaled, &bytes);
             batch.push(self.handle.index, self.key(queue, position), op, signaled, bytes);
         }
         Ok(())
     }
 
-    /// Which kind of completion the device is to give of a WR. One that it would send in place is
-    /// signaled to it, and its success kept from the user.
-    fn told_by(&self, signaled: bool, bytes: &Bytes<'_>) -> (Queue, bool) {
+    /// The kind of completion that the device gives for a WR. A WR that it would send from its
+    /// memory in place is signaled to the device, and its success is hidden from the user.
+    fn completion_mode(&self, signaled: bool, bytes: &Bytes<'_>) -> (Queue, bool) {
         match bytes {
             Bytes::Memory { len, .. }
                 if self.quirks.sends_in_place && !signaled && *len >= IN_PLACE_BYTES =>
@@ -283,7 +284,8 @@ impl WorkQueues {
         }
     }
 
-    /// The QP is in ERR. Returns the key of a drain WR if one must be posted after everything else.
+    /// Records that the QP is in ERR. Returns the key of a drain WR if one must be posted after
+    /// everything else.
     pub(super) fn enter_error(&mut self) -> Option<u64> {
         if self.state == QpState::Error {
             return None;
@@ -302,7 +304,7 @@ impl WorkQueues {
 
     /// Delivers completions for WRs that never reached the device, once everything posted before
     /// them is done.
-    pub(super) fn tell_stranded(&mut self, out: &mut VecDeque<Completion>) {
+    pub(super) fn deliver_stranded(&mut self, out: &mut VecDeque<Completion>) {
         let handle = self.handle;
         let mut status = Status::LocalQpOperation;
         for wr in self.send.take_stranded() {
@@ -311,7 +313,7 @@ impl WorkQueues {
         }
     }
 
-    /// Whether nothing has to be thought of before a successful completion is delivered.
+    /// Whether nothing else has to be checked before a successful completion is delivered.
     #[inline]
     pub(super) fn delivers_directly(&self) -> bool {
         self.state == QpState::ReadyToSend && self.early.is_empty()
@@ -348,7 +350,7 @@ impl WorkQueues {
         let handle = self.handle;
         let is_early = self.state == QpState::Init && outcome.status == Status::Success;
         if !is_early {
-            self.tell_early(out);
+            self.deliver_early(out);
         }
         let known = match key.queue {
             Queue::Silent if outcome.status == Status::Success => {
@@ -378,7 +380,7 @@ impl WorkQueues {
             }
         };
         if self.state == QpState::Error {
-            self.tell_stranded(out);
+            self.deliver_stranded(out);
             self.flush_late(out);
         }
         known
@@ -389,7 +391,7 @@ impl WorkQueues {
         if self.state == QpState::Init && completion.status == Status::Success {
             self.early.push(completion);
         } else {
-            self.tell_early(out);
+            self.deliver_early(out);
             out.push_back(completion);
         }
     }
@@ -402,7 +404,7 @@ impl WorkQueues {
     }
 }
 
-/// Splits a source into what the device must know and what must be kept until completion.
+/// Splits a source into the part that the device needs and the part to keep until completion.
 fn hold_source(source: Source<'_>) -> (Bytes<'_>, Held) {
     match source {
         Source::Empty => (Bytes::None, Held::Nothing),
@@ -431,11 +433,6 @@ fn memory(address: u64, len: u64, lkey: u32) -> Bytes<'static> {
         Ok(0) | Err(_) => Bytes::None,
         Ok(len) => Bytes::Memory { address, len, lkey },
     }
-}
-
-/// The address as the device sees it.
-pub(super) fn address(first: std::ptr::NonNull<u8>) -> u64 {
-    first.as_ptr().expose_provenance() as u64
 }
 
 fn sent(qp: QpHandle, wr: Posted<Held>, status: Status) -> Completion {

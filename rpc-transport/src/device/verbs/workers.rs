@@ -1,10 +1,10 @@
 //! Threads that wait for a device's commands, so that neither a CQ's owner nor the connection
 //! manager's thread does: a NIC takes up to milliseconds to create a QP or to move it to RTS.
 //!
-//! Owns the queue of jobs, which are done in any order: for each set-up under way one at a time, and
-//! of one that was given up nothing is done. Destroying has a thread of its own
-//! ([`reaper`](super::reaper)). Never called by a thread that holds a shard: a job may be done here
-//! and now, and what is logged runs the user's code.
+//! Owns the queue of jobs, which run in any order. Each set-up has at most one job at a time, and a
+//! set-up that was given up has none. Destroying has a thread of its own
+//! ([`reaper`](super::reaper)). Never called by a thread that holds a shard: a job may run on the
+//! calling thread, and its log lines run user code.
 
 use std::collections::VecDeque;
 use std::thread;
@@ -14,8 +14,8 @@ use parking_lot::{Condvar, Mutex};
 use super::reaper::Token;
 use crate::user_code::caught;
 
-/// NICs carry out commands of one process side by side, but not many.
-const MOST_THREADS: usize = 4;
+/// NICs execute commands of one process concurrently, but not many.
+const MAX_THREADS: usize = 4;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -35,7 +35,8 @@ static WORKERS: Workers = Workers {
     more: Condvar::new(),
 };
 
-/// Runs `job` on one of the threads; here and now if there can be none. Teardown waits for it.
+/// Runs `job` on one of the threads, or on the caller's if no thread can be started. Teardown waits
+/// for it.
 pub(super) fn run(job: impl FnOnce() + Send + 'static) {
     let mut queue = WORKERS.queue.lock();
     queue.jobs.push_back((Box::new(job), Token::take()));
@@ -44,15 +45,15 @@ pub(super) fn run(job: impl FnOnce() + Send + 'static) {
         WORKERS.more.notify_one();
         return;
     }
-    if queue.threads == MOST_THREADS {
+    if queue.threads == MAX_THREADS {
         return;
     }
     queue.threads += 1;
     drop(queue);
-    // It lives as long as the process, and sleeps while there is nothing to do.
+    // The thread lives as long as the process, and sleeps while there is nothing to do.
     let thread = thread::Builder::new().name("rdma-commands".to_owned());
     if let Err(error) = thread.spawn(work) {
-        tracing::warn!(%error, "no thread for commands: one that is there waits for the device");
+        tracing::warn!(%error, "cannot start a thread for commands: waiting for an existing one");
         let mut queue = WORKERS.queue.lock();
         queue.threads -= 1;
         let left =
@@ -78,7 +79,7 @@ fn work() {
 
 fn carry_out((job, token): (Job, Token)) {
     caught(job);
-    // Dropped only now: the job may have dropped objects, which have taken their own tokens by now.
+    // Dropped last: the job may have dropped objects, which have taken their own tokens by now.
     drop(token);
 }
 
@@ -91,8 +92,8 @@ mod tests {
     use crate::device::verbs::reaper::wait_for_teardown;
 
     #[test]
-    fn jobs_that_wait_for_each_other_run_side_by_side_and_one_that_panics_ends_no_thread() {
-        for _ in 0..2 * MOST_THREADS {
+    fn jobs_run_concurrently_and_survive_a_panic() {
+        for _ in 0..2 * MAX_THREADS {
             run(|| panic!("on purpose"));
         }
         let (first, second) = (mpsc::channel(), mpsc::channel());
@@ -110,6 +111,6 @@ mod tests {
         said.sort_unstable();
         assert_eq!(said, [1, 2]);
         assert!(wait_for_teardown(Duration::from_secs(60)));
-        assert!(WORKERS.queue.lock().threads <= MOST_THREADS);
+        assert!(WORKERS.queue.lock().threads <= MAX_THREADS);
     }
 }

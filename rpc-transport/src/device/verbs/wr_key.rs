@@ -2,11 +2,12 @@
 //!
 //! Owns its layout: queue, QP (index and generation within its CQ) and position in the queue. A
 //! device may deliver completions of a destroyed QP under a QP number that has been reused; the
-//! generation tells them apart (S34). Pure.
+//! generation distinguishes them (S34). Pure.
 
 /// Most QPs of one CQ.
 pub(super) const MAX_QPS: u32 = 1 << QP_BITS;
-/// Most WRs of one queue: half the range of positions, so that old and new ones can be told apart.
+/// Most WRs of one queue: half the range of positions, so that old and new ones can be
+/// distinguished.
 pub(super) const MAX_WRS: u32 = 1 << (POSITION_BITS - 1);
 /// Positions are counted modulo this.
 pub(super) const POSITIONS: u32 = 1 << POSITION_BITS;
@@ -17,7 +18,7 @@ const QP_BITS: u32 = 20;
 const POSITION_BITS: u32 = 20;
 const _: () = assert!(QUEUE_BITS + GENERATION_BITS + QP_BITS + POSITION_BITS == 64);
 
-/// Which of a QP's queues, and what kind of entry.
+/// The queue of a QP, and the kind of entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Queue {
     /// A WR of the SQ.

@@ -1,18 +1,26 @@
 //! When a connection must be looked at next, and what happens then.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::queue_pair::Phase;
+use super::queue_pair::{ConnectionQp, Phase};
 use super::{Connection, Pressing};
-use crate::connect::error::CloseCause;
 use crate::device::CompletionQueue;
-use crate::engine::upper::Protocol;
+use crate::device::connection_error::CloseCause;
+use crate::engine::clock;
+use crate::engine::upper::UpperLayer;
 use crate::protocol::link::{Link, LinkError};
 
-impl<P: Protocol> Connection<P> {
+/// Between two checks whether a QP takes no more of the RECVs that connections share.
+const DRAIN_CHECK: Duration = Duration::from_millis(20);
+
+impl<P: UpperLayer> Connection<P> {
     fn deadline(&self) -> Option<Instant> {
-        let drain = match self.queue_pair.as_ref().map(|queue_pair| queue_pair.phase) {
-            Some(Phase::Draining { until }) => Some(until),
+        let drain = match &self.queue_pair {
+            Some(ConnectionQp { phase: Phase::Draining { until }, recv_buffers, .. }) => {
+                // The device may say without a sound that no more shared RECVs are taken.
+                let check = recv_buffers.share.as_ref().map(|_| clock::now() + DRAIN_CHECK);
+                check.into_iter().chain([*until]).min()
+            }
             _ => None,
         };
         let close = match self.pressing {
@@ -80,16 +88,10 @@ impl<P: Protocol> Connection<P> {
         }
         if let Some(queue_pair) = &mut self.queue_pair
             && queue_pair.phase == Phase::Up
-            && let Some(is_quiet) = queue_pair.look(now)
+            && queue_pair.is_found_quiet(now)
         {
-            queue_pair.recv_buffers.give_up();
-            if is_quiet {
-                cq.rest(queue_pair.qp);
-                queue_pair.recv_buffers.rest();
-            }
-            if let Some(link) = &mut self.link {
-                link.look_at_window();
-            }
+            cq.release_pages(queue_pair.qp);
+            queue_pair.recv_buffers.release_pages();
         }
         if !self.is_keep_alive_judged(now) {
             return;

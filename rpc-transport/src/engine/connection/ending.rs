@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 
 use super::queue_pair::InFlight;
 use super::queue_pair::{Phase, post_drain_wr};
-use super::window::repost_shared;
 use super::{Connection, OwnSilence, Pressing, take_wakes_and_freed};
-use crate::connect::error::{CloseCause, VendorError};
+use crate::device::connection_error::{CloseCause, VendorError};
 use crate::device::{Completion, CompletionKind, CompletionQueue, QpHandle, Status};
 use crate::engine::clock;
 use crate::engine::deferred::Deferred;
-use crate::engine::upper::Protocol;
+use crate::engine::upper::UpperLayer;
 use crate::log_limit::LogLimit;
 use crate::protocol::frame::{CloseCode, CloseReason};
 use crate::protocol::link::Revoked;
+use crate::text::printable;
 use crate::user_code::logged;
 
 /// Longest time that a connection waits for its flushed work requests before its QP is destroyed.
@@ -30,41 +30,54 @@ const BLAMED_FOR: Duration = Duration::from_secs(1);
 static BROKEN_RULES: LogLimit = LogLimit::new("peers that broke the protocol");
 static SLOW_FLUSHES: LogLimit = LogLimit::new("queue pairs that did not flush in time");
 
-impl<P: Protocol> Connection<P> {
+impl<P: UpperLayer> Connection<P> {
     /// Starts an orderly close: the reason is sent after what is queued.
     pub(crate) fn close(&mut self, reason: CloseReason) {
         self.closing.get_or_insert(reason);
     }
 
-    /// Ends the connection: tells the protocol, and a peer that broke a rule, and moves the QP to
-    /// ERR (invariants 2, 4 and 5).
+    /// Ends the connection: notifies the protocol, and a peer that broke a rule, and moves the QP
+    /// to ERR (invariants 2, 4 and 5).
     #[cold]
     #[inline(never)]
     pub(crate) fn fail(&mut self, cq: &mut dyn CompletionQueue, cause: &CloseCause) {
-        self.disturb();
+        self.leave_fast_path();
         let Some(queue_pair) = &mut self.queue_pair else { return };
         if matches!(queue_pair.phase, Phase::Draining { .. }) {
             return;
         }
-        if is_told_by_peer(cause) {
-            queue_pair.recv_buffers.on_last_message();
+        // The peer's Close is the last that it sends.
+        if matches!(cause, CloseCause::Accused(_) | CloseCause::Peer(_))
+            && let Some(share) = &mut queue_pair.recv_buffers.share
+        {
+            share.on_close();
         }
         let parting = matches!(cause, CloseCause::Protocol(rule) if self.part(cq, rule));
         if !parting {
             self.drain(cq);
         }
         if self.cause.is_none() {
-            let cause = self.with_own_part(cause);
+            // The peer may have given up because of this end's silence.
+            let cause = match self.own_silence {
+                Some(OwnSilence { ended, lasted })
+                    if matches!(cause, CloseCause::Disconnected)
+                        && clock::now().saturating_duration_since(ended) < BLAMED_FOR =>
+                {
+                    let whole_ms = lasted.as_secs() * 1000 + u64::from(lasted.subsec_millis());
+                    CloseCause::OwnSilence(Duration::from_millis(whole_ms))
+                }
+                _ => cause.clone(),
+            };
             self.cause = Some(cause.clone());
-            self.tell_closed(&cause);
+            self.notify_closed(&cause);
         }
         if !parting {
             self.retire_link();
         }
     }
 
-    /// Tells the protocol of the end, and gives it back what was never sent.
-    fn tell_closed(&mut self, cause: &CloseCause) {
+    /// Notifies the protocol of the end, and returns the messages that were never sent.
+    fn notify_closed(&mut self, cause: &CloseCause) {
         let (link, mut whole) = (&mut self.link, Vec::new());
         self.protocol.on_closed(cause, &mut |tag| match link {
             Some(link) => link.revoke(tag).without_message(|message| whole.push((tag, message))),
@@ -74,20 +87,6 @@ impl<P: Protocol> Connection<P> {
             if let Some(body) = self.protocol.on_given_back(tag, message) {
                 self.deferred.push(Deferred::Body { _body: Box::new(body) });
             }
-        }
-    }
-
-    /// Names this end's silence in the cause: the peer may have given up because of it.
-    fn with_own_part(&self, cause: &CloseCause) -> CloseCause {
-        match self.own_silence {
-            Some(OwnSilence { ended, lasted })
-                if matches!(cause, CloseCause::Disconnected)
-                    && clock::now().saturating_duration_since(ended) < BLAMED_FOR =>
-            {
-                let whole_ms = lasted.as_secs() * 1000 + u64::from(lasted.subsec_millis());
-                CloseCause::OwnSilence(Duration::from_millis(whole_ms))
-            }
-            _ => cause.clone(),
         }
     }
 
@@ -108,9 +107,8 @@ impl<P: Protocol> Connection<P> {
         let Some(queue_pair) = &mut self.queue_pair else { return };
         queue_pair.phase = Phase::Draining { until: clock::now() + DRAIN_LIMIT };
         let spare = queue_pair.spare.take();
-        if let Some(shared) = queue_pair.recv_buffers.shared() {
-            repost_shared(cq, shared, spare);
-        }
+        self.return_recv(cq, spare);
+        let Some(queue_pair) = &mut self.queue_pair else { return };
         // Fails only for a QP that is destroyed already, which has nothing to flush.
         let _ = cq.modify_to_error(queue_pair.qp);
         post_drain_wr(cq, queue_pair);
@@ -123,7 +121,10 @@ impl<P: Protocol> Connection<P> {
     pub(super) fn part(&mut self, cq: &mut dyn CompletionQueue, rule: &str) -> bool {
         BROKEN_RULES.fault(Instant::now(), || {
             let (peer, rule) = (self.peer.clone(), rule.to_owned());
-            logged(move || tracing::warn!(?peer, rule, "the peer broke the protocol"));
+            logged(move || {
+                let peer = peer.as_ref().map(tracing::field::display);
+                tracing::warn!(peer, rule, "the peer broke the protocol");
+            });
         });
         let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
             return false;
@@ -134,7 +135,7 @@ impl<P: Protocol> Connection<P> {
         queue_pair.phase = Phase::Closing;
         link.close(CloseReason::new(CloseCode::Protocol, rule));
         while let Some(transmit) = link.poll_transmit() {
-            if self.poster.post(cq, queue_pair, transmit).is_err() {
+            if self.send_path.post(cq, queue_pair, transmit).is_err() {
                 return false;
             }
         }
@@ -175,7 +176,7 @@ impl<P: Protocol> Connection<P> {
         while !queue_pair.send_buffers.are_out()
             && let Some(transmit) = link.poll_transmit()
         {
-            self.poster.post(cq, queue_pair, transmit)?;
+            self.send_path.post(cq, queue_pair, transmit)?;
         }
         cq.flush();
         Ok(())
@@ -206,9 +207,9 @@ impl<P: Protocol> Connection<P> {
         cq: &mut dyn CompletionQueue,
         now: Instant,
     ) -> Option<bool> {
-        let queue_pair = self.queue_pair.as_ref()?;
+        let queue_pair = self.queue_pair.as_mut()?;
         let Phase::Draining { until } = queue_pair.phase else { return None };
-        let drained = queue_pair.is_drained();
+        let drained = queue_pair.is_drained(cq);
         if !drained {
             if now < until {
                 return None;
@@ -216,6 +217,9 @@ impl<P: Protocol> Connection<P> {
             let qp = queue_pair.qp;
             let text = "queue pair did not flush in time, destroying it";
             SLOW_FLUSHES.fault(Instant::now(), || logged(move || tracing::warn!(?qp, "{text}")));
+        }
+        if drained && let Some(share) = &mut queue_pair.recv_buffers.share {
+            share.on_drained();
         }
         self.abandon(cq);
         Some(drained)
@@ -228,29 +232,44 @@ fn accepted_by_peer(cq: &mut dyn CompletionQueue, qp: QpHandle) -> u64 {
 
 pub(super) fn closed_by_peer(reason: &CloseReason) -> CloseCause {
     match reason.code {
-        CloseCode::Protocol => CloseCause::Accused(reason.text.as_str().into()),
+        CloseCode::Protocol => CloseCause::Accused(printable(&reason.text).to_string().into()),
         _ => CloseCause::Peer(reason.to_string().into()),
     }
 }
 
-/// Whether its Close has come, which is the last that it sends.
-fn is_told_by_peer(cause: &CloseCause) -> bool {
-    matches!(cause, CloseCause::Accused(_) | CloseCause::Peer(_))
-}
-
-/// What the first failed completion of a QP means, on a device that is told of the peer's errors or not.
+/// What the first failed completion of a QP means. `has_remote_errors`: see
+/// [`SendPath::has_remote_errors`](super::SendPath).
 #[cold]
 pub(super) fn cause_of(
     completion: &Completion,
     vendor_error: u32,
-    told_of_errors: bool,
+    has_remote_errors: bool,
 ) -> CloseCause {
     let is_send = completion.kind == CompletionKind::Send;
     match completion.status {
         // The device moved the QP to ERR: the peer went away.
         Status::FlushError | Status::RetryExceeded => CloseCause::Disconnected,
         // It went while this was being sent (see `Capabilities::REMOTE_ERRORS`).
-        Status::LocalQpOperation if is_send && !told_of_errors => CloseCause::Disconnected,
+        Status::LocalQpOperation if is_send && !has_remote_errors => CloseCause::Disconnected,
         status => CloseCause::WorkRequest(status, VendorError(vendor_error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::is_printable;
+
+    /// A peer forged lines of the log by the text of its Close.
+    #[test]
+    fn the_text_of_a_close_is_printable() {
+        let text = "bye\n2026-01-01 ERROR forged \u{1b}[2J\u{202e}";
+        for code in [0, 1, 2, 3, 99] {
+            let reason = CloseReason::new(CloseCode::from_wire(code), text);
+            assert!(is_printable(&reason.to_string()), "{reason}");
+            let cause = closed_by_peer(&reason);
+            assert!(is_printable(&cause.to_string()), "{cause}");
+            assert!(cause.to_string().contains(r"bye\n2026"), "{cause}");
+        }
     }
 }

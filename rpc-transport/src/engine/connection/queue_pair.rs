@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::recv_buffers::RecvBuffers;
 use super::send_buffers::SendBuffers;
-use crate::connect::error::CloseCause;
+use crate::device::connection_error::CloseCause;
 use crate::device::{CompletionQueue, PostError, QpHandle, RecvWr, SendOp, SendWr, Source};
 use crate::engine::deferred::Deferred;
-use crate::engine::shared_recvs::Share;
 use crate::memory::region::Buffer;
 use crate::message::part::OutPart;
 
@@ -18,9 +17,9 @@ use crate::message::part::OutPart;
 /// sequence number of the send WR.
 pub(super) const TOKEN_BITS: u32 = 33;
 
-/// Time between two looks whether a connection is quiet, or uses less than it was given. Below the default interval of keep-alive, whose
-/// Pings and Pongs would otherwise write to one receive buffer after the other.
-const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+/// Time between two checks whether a connection is quiet. Below the default interval of keep-alive,
+/// whose Pings and Pongs would otherwise write to one receive buffer after the other.
+const QUIET_INTERVAL: Duration = Duration::from_secs(10);
 /// A connection that posts no more send WRs in that time is quiet.
 const QUIET_SENDS: u32 = 64;
 
@@ -51,8 +50,8 @@ pub(crate) struct ConnectionQp {
     pub(crate) recv_buffers: RecvBuffers,
     pub(super) send_buffers: SendBuffers,
     pub(crate) posted_recv: u32,
-    /// RECVs of the window of now: at least so many are posted whenever credits are granted, not counting the
-    /// spare (credit rule 2).
+    /// RECVs of the window of now: at least so many are posted whenever credits are granted, not
+    /// counting the spare (credit rule 2).
     pub(super) window_recv: u32,
     /// The buffer of the RECV that completed last, not reposted yet.
     pub(super) spare: Option<Buffer>,
@@ -65,12 +64,12 @@ pub(crate) struct ConnectionQp {
     /// Memory that WRITEs in flight read, by the sequence number of the SEND behind them.
     pub(super) in_flight: VecDeque<(u32, Vec<InFlight>)>,
     pub(super) phase: Phase,
-    look: Look,
+    quiet_check: QuietCheck,
 }
 
-/// The last look at what the connection uses.
+/// The last check whether the connection is quiet.
 #[derive(Debug, Clone, Copy, Default)]
-struct Look {
+struct QuietCheck {
     at: Option<Instant>,
     /// Send WRs posted until then, modulo 2^31.
     posted_send: u32,
@@ -96,8 +95,11 @@ impl ConnectionQp {
         mut recv_buffers: RecvBuffers,
         send_buffers: SendBuffers,
     ) -> Self {
+        // Those of a share are posted already.
+        let mut posted_recv = 0;
         if let Some(share) = &mut recv_buffers.share {
-            share.on_qp(qp);
+            share.on_qp();
+            posted_recv = recv_buffers.first();
         }
         Self {
             qp,
@@ -105,7 +107,7 @@ impl ConnectionQp {
             max_inline_bytes: max_inline_bytes as usize,
             window_recv: recv_buffers.first() - 1,
             send_buffers,
-            posted_recv: recv_buffers.share.as_ref().map_or(0, Share::count),
+            posted_recv,
             spare: None,
             posted_send: 0,
             retired_send: 0,
@@ -113,7 +115,7 @@ impl ConnectionQp {
             in_flight: VecDeque::new(),
             phase: Phase::Setup,
             recv_buffers,
-            look: Look::default(),
+            quiet_check: QuietCheck::default(),
         }
     }
 
@@ -147,9 +149,12 @@ impl ConnectionQp {
         cq: &mut dyn CompletionQueue,
         buffer: Buffer,
     ) -> Result<(), CloseCause> {
-        if let Err((error, _)) = cq.post_recv(self.qp, RecvWr { wr_id: 0, buffer }) {
-            return Err(refused(&error));
-        }
+        let wr = RecvWr { wr_id: 0, buffer };
+        let posted = match self.recv_buffers.share {
+            None => cq.post_recv(self.qp, wr),
+            Some(_) => cq.post_srq_recv(wr),
+        };
+        posted.map_err(|(error, _)| refused(&error))?;
         self.posted_recv += 1;
         Ok(())
     }
@@ -161,13 +166,32 @@ impl ConnectionQp {
         cq: &mut dyn CompletionQueue,
         wrs: &mut Vec<RecvWr>,
     ) -> Result<(), CloseCause> {
+        if self.recv_buffers.share.is_some() {
+            return self.post_shared(cq, wrs);
+        }
         let count = wrs.len();
         let posted = cq.post_recvs(self.qp, wrs);
         self.posted_recv += u32::try_from(count - wrs.len()).unwrap_or(u32::MAX);
         posted.map_err(|error| refused(&error))
     }
 
-    /// A RECV has been taken that `reposts` does not have yet: all of the window are posted, or about to be.
+    /// Posts a list of RECVs that connections share. Whatever happens to this connection, the
+    /// others need all of them.
+    #[cold]
+    fn post_shared(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        wrs: &mut Vec<RecvWr>,
+    ) -> Result<(), CloseCause> {
+        let mut posted = Ok(());
+        for wr in wrs.drain(..) {
+            posted = posted.and(self.post_recv(cq, wr.buffer));
+        }
+        posted
+    }
+
+    /// A RECV has been taken that `reposts` does not have yet: all of the window are posted, or
+    /// about to be.
     #[inline]
     pub(super) fn check_window(&self, reposts: &[RecvWr]) {
         let kept = reposts.len() + self.spare.iter().count() + 1;
@@ -183,21 +207,25 @@ impl ConnectionQp {
         self.posted_send = self.sequence(count);
     }
 
-    /// A timer runs: if some time has passed since the last look, whether the connection was quiet.
-    pub(super) fn look(&mut self, now: Instant) -> Option<bool> {
-        let Look { at, posted_send } = self.look;
-        if at.is_some_and(|at| now.saturating_duration_since(at) < LOOK_INTERVAL) {
-            return None;
+    /// A timer has fired. Returns true if [`QUIET_INTERVAL`] has passed since the last check and
+    /// the connection was quiet meanwhile.
+    pub(super) fn is_found_quiet(&mut self, now: Instant) -> bool {
+        let QuietCheck { at, posted_send } = self.quiet_check;
+        if at.is_some_and(|at| now.saturating_duration_since(at) < QUIET_INTERVAL) {
+            return false;
         }
-        self.look = Look { at: Some(now), posted_send: self.posted_send };
-        Some(self.posted_send.wrapping_sub(posted_send) & SEQUENCE_MASK <= QUIET_SENDS)
+        self.quiet_check = QuietCheck { at: Some(now), posted_send: self.posted_send };
+        self.posted_send.wrapping_sub(posted_send) & SEQUENCE_MASK <= QUIET_SENDS
     }
 
-    pub(super) fn is_drained(&self) -> bool {
+    /// Whether all WRs of a QP in ERR have completed.
+    pub(super) fn is_drained(&self, cq: &mut dyn CompletionQueue) -> bool {
         let sends_done = self.ends_undrained || self.posted_send == self.retired_send;
-        // Of a queue that connections share nothing is flushed.
-        let recvs_done = self.posted_recv == 0 || self.recv_buffers.shared().is_some();
-        recvs_done && sends_done
+        let recvs_done = match self.recv_buffers.share {
+            None => self.posted_recv == 0,
+            Some(_) => cq.has_drained(self.qp),
+        };
+        sends_done && recvs_done
     }
 }
 

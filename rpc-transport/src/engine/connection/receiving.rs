@@ -1,4 +1,5 @@
-//! What a received message takes: its frame is counted, its buffer copied or lent, its RECV posted again.
+//! What a received message takes: its frame is counted, its buffer copied or lent, its RECV posted
+//! again.
 //!
 //! The invariants are those of [`connection`](super).
 
@@ -8,9 +9,9 @@ use std::time::Instant;
 use super::ending::{cause_of, closed_by_peer};
 use super::queue_pair::{ConnectionQp, Phase};
 use super::{Connection, revoke, take_wakes_and_freed};
-use crate::connect::error::CloseCause;
+use crate::device::connection_error::CloseCause;
 use crate::device::{Completion, CompletionKind, CompletionQueue, QpHandle, RecvWr, Status};
-use crate::engine::upper::Protocol;
+use crate::engine::upper::UpperLayer;
 use crate::memory::region::Buffer;
 use crate::message::received::Message;
 use crate::protocol::frame::HEADER_BYTES;
@@ -19,9 +20,9 @@ use crate::protocol::link::Inbound;
 /// Messages up to this size are copied and their RECV is reposted once their run is handled, bytes.
 const COPY_OUT_BYTES: usize = 1024;
 
-impl<P: Protocol> Connection<P> {
-    /// Handles those first ones of the completions that are of its QP. Returns how many these are, and whether
-    /// there is a RECV among them.
+impl<P: UpperLayer> Connection<P> {
+    /// Handles those first ones of the completions that are of its QP. Returns how many these are,
+    /// and whether there is a RECV among them.
     #[inline(never)]
     pub(crate) fn on_run(
         &mut self,
@@ -95,7 +96,7 @@ impl<P: Protocol> Connection<P> {
         completion: &mut Completion,
         reposts: &mut Vec<RecvWr>,
     ) {
-        self.disturb();
+        self.leave_fast_path();
         let Some(queue_pair) = &mut self.queue_pair else { return };
         let Some(left) = queue_pair.posted_recv.checked_sub(1) else {
             return self.on_overrun(cq, completion);
@@ -110,7 +111,7 @@ impl<P: Protocol> Connection<P> {
         if completion.status != Status::Success {
             self.return_recv(cq, Some(buffer));
             let vendor_error = cq.vendor_error(completion.qp);
-            let cause = cause_of(completion, vendor_error, self.poster.is_told_of_errors());
+            let cause = cause_of(completion, vendor_error, self.send_path.has_remote_errors());
             self.fail(cq, &cause);
             return;
         }
@@ -121,7 +122,7 @@ impl<P: Protocol> Connection<P> {
         if completion.kind == CompletionKind::RecvWrite || len > buffer.len() {
             // An incoming write's length is not the length of a message in the buffer.
             self.return_recv(cq, Some(buffer));
-            self.fail(cq, &CloseCause::Protocol("a write where a message was due".into()));
+            self.fail(cq, &CloseCause::Protocol("a write where a message was expected".into()));
             return;
         }
         queue_pair.check_window(reposts);
@@ -141,9 +142,13 @@ impl<P: Protocol> Connection<P> {
     ) -> Result<(), CloseCause> {
         let (Some(queue_pair), Some(link)) = (&self.queue_pair, &mut self.link) else {
             reposts.push(RecvWr { wr_id: 0, buffer });
-            return Err(CloseCause::Protocol("a frame before the connection was set up".into()));
+            return Err(CloseCause::Protocol(
+                "a frame arrived before the connection was set up".into(),
+            ));
         };
-        let inbound = link.on_any_frame(now, imm, &buffer[..len]);
+        let protocol = &self.protocol;
+        let copies_tail = |head: &[u8]| protocol.copies_tail(head);
+        let inbound = link.on_any_frame(now, imm, &buffer[..len], &copies_tail);
         let message = if let Ok(Inbound::Message { payload_at, slot }) = inbound {
             lend_or_copy(queue_pair, buffer, payload_at, len, reposts).with_slot(slot)
         } else {
@@ -161,9 +166,9 @@ impl<P: Protocol> Connection<P> {
     #[inline]
     fn on_message(&mut self, message: Message) -> Result<(), Arc<str>> {
         let (link, deferred) = (&mut self.link, &mut self.deferred);
-        let is_at_rest = &mut self.is_at_rest;
+        let is_fast = &mut self.is_fast;
         let mut revoke = |tag| {
-            *is_at_rest = false;
+            *is_fast = false;
             revoke(link, deferred, tag)
         };
         self.protocol.on_message(message, &mut revoke)
@@ -173,9 +178,7 @@ impl<P: Protocol> Connection<P> {
     pub(crate) fn post_spare(&mut self, cq: &mut dyn CompletionQueue, reposts: &mut Vec<RecvWr>) {
         let Some(queue_pair) = &mut self.queue_pair else { return };
         let Some(buffer) = queue_pair.spare.take() else { return };
-        if matches!(queue_pair.phase, Phase::Draining { .. })
-            || queue_pair.recv_buffers.is_settling()
-        {
+        if matches!(queue_pair.phase, Phase::Draining { .. }) {
             reposts.push(RecvWr { wr_id: 0, buffer });
             return self.post_reposts(cq, reposts);
         }
@@ -184,15 +187,15 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
-    /// A run of messages has been handled: answers what they say about windows, posts their RECVs again, but
-    /// for one that may wait until the reply has been sent (invariant 1), and has what is for after the lock
-    /// collected.
+    /// A run of messages has been handled: answers what they say about windows, posts their RECVs
+    /// again, but for one that may wait until the reply has been sent (invariant 1), and has what
+    /// is for after the lock collected.
     #[inline]
     fn end_run(&mut self, cq: &mut dyn CompletionQueue, now: Instant, reposts: &mut Vec<RecvWr>) {
         if let Some(link) = &mut self.link {
             link.on_plain_frames(now);
-            if link.has_window_news()
-                && let Err(cause) = self.on_window_news(cq)
+            if link.wanted_growth().is_some()
+                && let Err(cause) = self.grow_window(cq)
             {
                 self.fail(cq, &cause);
             }
@@ -208,14 +211,14 @@ impl<P: Protocol> Connection<P> {
         if !reposts.is_empty() {
             self.post_reposts(cq, reposts);
         }
-        if !self.is_at_rest
+        if !self.is_fast
             && let Some(link) = &mut self.link
         {
             take_wakes_and_freed(link, &mut self.deferred);
         }
     }
 
-    /// Posts RECVs again, unless their window has fallen.
+    /// Posts RECVs again.
     fn post_reposts(&mut self, cq: &mut dyn CompletionQueue, reposts: &mut Vec<RecvWr>) {
         let Some(queue_pair) = &mut self.queue_pair else { return reposts.clear() };
         let posted = match queue_pair.phase {
@@ -224,22 +227,10 @@ impl<P: Protocol> Connection<P> {
                 reposts.drain(..).for_each(|wr| self.return_recv(cq, Some(wr.buffer)));
                 Ok(())
             }
-            _ if queue_pair.recv_buffers.is_settling() => {
-                // What one that fails leaves in the list is given back below.
-                let mut settled = Ok(());
-                while settled.is_ok()
-                    && let Some(wr) = reposts.pop()
-                {
-                    settled = self.settle(cq, wr.buffer);
-                }
-                settled
-            }
             _ => queue_pair.post_recvs(cq, reposts),
         };
         if let Err(cause) = posted {
             self.fail(cq, &cause);
-            // Those that others have, too, are posted again.
-            reposts.drain(..).for_each(|wr| self.return_recv(cq, Some(wr.buffer)));
         }
     }
 }
@@ -250,8 +241,8 @@ fn push_to_full(reposts: &mut Vec<RecvWr>, buffer: Buffer) {
     reposts.push(RecvWr { wr_id: 0, buffer });
 }
 
-/// Lends the buffer of a message that is not small, if another one can be posted in its place, or copies
-/// the message. That is what the frame of `len` bytes has from `payload_at` on.
+/// Lends the buffer of a message that is not small, if another one can be posted in its place, or
+/// copies the message. That is what the frame of `len` bytes has from `payload_at` on.
 #[inline(never)]
 fn lend_or_copy(
     queue_pair: &ConnectionQp,

@@ -3,18 +3,18 @@
 //! Owns the buffers of one connection, one size each. Never decides what is sent.
 //!
 //! Invariants:
-//! 1. Where memory is locked, [`FIRST`] buffers are there from set-up on, so that a connection which
-//!    is up can send. The rest comes as it is needed, as far as there is memory.
-//! 2. Whoever takes one of the last two buffers signals its WR, so that a completion brings them
-//!    home, whatever else is sent.
+//! 1. Where memory is locked, [`FIRST`] buffers are there from set-up on, so that a connection
+//!    which is up can send. The rest comes as it is needed, as far as there is memory.
+//! 2. A WR that takes one of the last two buffers is signaled, so that its completion returns all
+//!    of them, whatever else is sent.
 
 use crate::device::{Capabilities, Device, ProviderError};
 use crate::memory::region::{Buffer, BufferPool, ProtectionDomain};
 
 use crate::engine::growth::Growth;
 
-/// Buffers that a connection has at least, where memory is locked: one to stage from, and one for the
-/// frame behind it.
+/// Buffers that a connection has at least, where memory is locked: one to stage from, and one for
+/// the frame behind it.
 pub(crate) const FIRST: u32 = 2;
 
 /// The send buffers of a connection.
@@ -31,8 +31,8 @@ pub(crate) struct SendBuffers {
 }
 
 impl SendBuffers {
-    /// The first buffers for an SQ of `slots` WRs if memory is locked, else none until a frame needs
-    /// one. `buffer_bytes`: the longest frame that there may be.
+    /// The first buffers for an SQ of `slots` WRs if memory is locked, else none until a frame
+    /// needs one. `buffer_bytes`: the longest frame that there may be.
     ///
     /// # Errors
     /// That of the registration.
@@ -60,8 +60,8 @@ impl SendBuffers {
         &self.pools
     }
 
-    /// Whether every buffer is in flight, and there is no memory for more: nothing can be sent until
-    /// a send completes.
+    /// Whether every buffer is in flight, and there is no memory for more: nothing can be sent
+    /// until a send completes.
     #[inline]
     pub(super) fn are_out(&mut self) -> bool {
         self.ran_out && self.look()

@@ -12,7 +12,7 @@
 
 use super::queue_pair::{ConnectionQp, InFlight, TOKEN_BITS, refused};
 use super::staging::Staging;
-use crate::connect::error::CloseCause;
+use crate::device::connection_error::CloseCause;
 use crate::device::{
     Capabilities, CompletionQueue, Device, ProviderError, Ring, SendOp, SendWr, Source,
 };
@@ -26,7 +26,7 @@ use crate::protocol::link::{FrameBytes, RemoteWrite, SliceBytes, Stamped, Transm
 pub(crate) struct SendPath {
     domain: ProtectionDomain,
     registers_freely: bool,
-    told_of_errors: bool,
+    has_remote_errors: bool,
     slices: SliceBytes,
     staging: Staging,
 }
@@ -38,7 +38,7 @@ impl SendPath {
         Self {
             domain,
             registers_freely,
-            told_of_errors: capabilities.contains(Capabilities::REMOTE_ERRORS),
+            has_remote_errors: capabilities.contains(Capabilities::REMOTE_ERRORS),
             // A staged segment has one buffer, so it is one slice.
             slices: if capabilities.contains(Capabilities::COPIES_ON_POST) && registers_freely {
                 SliceBytes::COPIED
@@ -62,9 +62,9 @@ impl SendPath {
         !self.registers_freely
     }
 
-    /// Whether the device tells what the peer refuses by a status of its own.
-    pub(super) fn is_told_of_errors(&self) -> bool {
-        self.told_of_errors
+    /// Whether the device has a status of its own for what the peer refuses.
+    pub(super) fn has_remote_errors(&self) -> bool {
+        self.has_remote_errors
     }
 
     /// Room to stage the next segment of a large message, which would stage `bytes` bytes. `None`:
@@ -189,7 +189,7 @@ impl SendPath {
         // destroyed.
         let count = writes.len() + usize::from(!matches!(transmit.frame, FrameBytes::Later));
         let staged = stage.buffer.map(|_buffer| InFlight::Staged { _buffer });
-        let parts = writes.into_iter().map(|put| InFlight::Part(put.part));
+        let parts = writes.into_iter().map(|write| InFlight::Part(write.part));
         queue_pair.in_flight.push_back((queue_pair.sequence(count), parts.chain(staged).collect()));
         let mut wrs = wrs?;
         post_all(cq, queue_pair, &mut wrs)

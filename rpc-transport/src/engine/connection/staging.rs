@@ -65,8 +65,8 @@ impl Staging {
         self.ready.take()
     }
 
-    /// Makes a buffer ready for the next frame, which would stage `bytes` bytes, and returns how many
-    /// it may. `None`: it waits until a send has completed.
+    /// Makes a buffer ready for the next frame, which would stage `bytes` bytes, and returns how
+    /// many it may. `None`: it waits until a send has completed.
     pub(super) fn make_ready(
         &mut self,
         domain: &ProtectionDomain,
@@ -122,7 +122,7 @@ mod tests {
 
     /// Their buffers were rounded down, and then not found again: each frame registered one more.
     #[test]
-    fn long_buffers_of_an_odd_size_are_found_again() {
+    fn odd_long_buffers_are_found_again() {
         let domain = soft::mem_device().allocate_pd().unwrap();
         let mut send_buffers =
             SendBuffers::new(&domain, &**soft::mem_device(), 64, 8 << 10).unwrap();
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_buffer_that_was_granted_in_part_is_used_before_more_is_asked_for() {
+    fn partly_granted_long_buffer_is_used_first() {
         let domain = soft::mem_device().allocate_pd().unwrap();
         let mut send_buffers =
             SendBuffers::new(&domain, &**soft::mem_device(), 64, 8 << 10).unwrap();
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn many_short_frames_at_once_find_buffers_and_later_ones_need_no_more() {
+    fn short_frames_reuse_buffers_of_the_first_burst() {
         let domain = soft::mem_device().allocate_pd().unwrap();
         let config = LinkConfig::default();
         let mut staging = Staging::new(&config);

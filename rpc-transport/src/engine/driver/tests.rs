@@ -8,9 +8,9 @@ use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use super::*;
+use crate::engine::poll::yield_core::PEER;
 use crate::engine::shard::Waited;
 use crate::engine::shard::tests::{Simple, pair, send, send_and_wait, tcp_pair};
-use crate::engine::spin::PEER;
 
 /// Does nothing. Each action counts as one that woke a task.
 struct Nothing;
@@ -107,7 +107,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn a_core_that_the_peer_needs_is_yielded_before_a_poll_and_once_a_turn() {
+async fn shared_core_is_yielded_once_per_turn() {
     let mut world = World::new("driver-yields").await;
     let before = world.client.lock().empty_polls();
     world.turn();
@@ -129,7 +129,7 @@ async fn a_driver_that_has_yielded_looks_once_more() {
 }
 
 #[tokio::test]
-async fn what_callers_posted_leaves_before_the_core_is_yielded() {
+async fn posted_sends_leave_before_a_yield() {
     let mut world = World::of(tcp_pair().await);
     // The second one waits for the first to be accepted, or for the next poll.
     send_and_wait(&world.client, world.key);
@@ -149,7 +149,7 @@ async fn what_callers_posted_leaves_before_the_core_is_yielded() {
 }
 
 #[tokio::test]
-async fn a_driver_that_was_woken_takes_what_woke_it_before_it_yields() {
+async fn woken_driver_polls_before_it_yields() {
     let mut world = World::new("driver-woken").await;
     while world.driver.parked_at.is_none() {
         world.turn();
@@ -176,7 +176,7 @@ async fn work_of_this_end_keeps_no_message_waiting() {
 }
 
 #[tokio::test]
-async fn a_busy_driver_in_vain_lets_ready_tasks_run_each_turn_and_all_others_each_third() {
+async fn fruitless_busy_driver_lets_other_tasks_run() {
     let [(client, _), _server] = pair("driver-looks").await;
     tokio::spawn(Driver::new(Arc::clone(&client), Nothing, PollMode::Busy).unwrap());
     let ran = Arc::new(AtomicU32::new(0));
@@ -197,7 +197,7 @@ async fn a_busy_driver_in_vain_lets_ready_tasks_run_each_turn_and_all_others_eac
 }
 
 #[tokio::test]
-async fn what_a_driver_finds_begins_its_turns_in_vain_anew() {
+async fn finding_work_resets_the_fruitless_turns() {
     let [(client, key), (server, accepted)] = pair("driver-anew").await;
     let mut driver = Driver::new(Arc::clone(&client), Nothing, PollMode::Busy).unwrap();
     let mut turn = || {
@@ -213,12 +213,10 @@ async fn what_a_driver_finds_begins_its_turns_in_vain_anew() {
 
 /// It looks again by itself when nobody has led for a while.
 #[tokio::test(start_paused = true)]
-async fn a_driver_polls_nothing_beside_callers_that_lead_in_turn_until_they_stop() {
+async fn driver_stands_back_while_callers_lead() {
     let [(client, key), (server, accepted)] = pair("driver-led").await;
     let mut driver = Driver::new(Arc::clone(&client), Nothing, PollMode::Adaptive).unwrap();
-    let wait = |caller, message| {
-        client.wait(key, caller, |protocol| (protocol.received >= message).then_some(()))
-    };
+    let wait = |caller, message| client.wait(key, caller, |protocol| protocol.received >= message);
     let mut turn = || {
         let before = client.lock().empty_polls();
         let mut cx = Context::from_waker(Waker::noop());
@@ -228,7 +226,7 @@ async fn a_driver_polls_nothing_beside_callers_that_lead_in_turn_until_they_stop
     for call in 1..=3 {
         assert!(matches!(wait(1, call), Some(Waited::Leads)));
         send(&server, accepted);
-        assert!(matches!(wait(1, call), Some(Waited::Done(()))));
+        assert!(matches!(wait(1, call), Some(Waited::Done)));
         assert_eq!(turn(), 0, "after {call} calls");
     }
     tokio::time::advance(Duration::from_millis(2)).await;

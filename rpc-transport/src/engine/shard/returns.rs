@@ -112,7 +112,7 @@ mod loom_tests {
 
     #[test]
     #[should_panic(expected = "slept through a connection")]
-    fn a_driver_that_sleeps_though_it_may_not_sleeps_through_one() {
+    fn sleeping_despite_a_return_misses_it() {
         loom::model(|| assert_eq!(found(false), 2, "slept through a connection"));
     }
 }

@@ -18,17 +18,19 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 
 use super::WakeList;
-use super::caller_polling::CallerPolling;
-use super::leader::Lead;
-use crate::connect::error::CloseCause;
+use super::orphan::NoQueue;
+use crate::device::connection_error::CloseCause;
 use crate::device::{Completion, CompletionQueue, QpHandle, RecvWr, Ring};
 use crate::engine::clock;
 use crate::engine::connection::{Connection, OwnSilence};
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::deferred::Deferred;
+use crate::engine::poll::lead::Lead;
+use crate::engine::poll::pacer::Checks;
+use crate::engine::poll::spin::{PollMode, Wait, WaitPolicy};
+use crate::engine::pump_queue::PumpQueue;
 use crate::engine::shared_recvs::SharedRecvs;
-use crate::engine::spin::{PollMode, SpinPolicy, Wait};
-use crate::engine::upper::{Protocol, Revoke};
+use crate::engine::upper::{Revoke, UpperLayer};
 use crate::protocol::frame::{CloseCode, CloseReason};
 use crate::user_code::logged;
 
@@ -53,7 +55,7 @@ pub(super) enum DriverState {
 }
 
 /// The state under the shard's lock.
-pub struct State<P: Protocol> {
+pub struct State<P: UpperLayer> {
     pub(super) cq: Box<dyn CompletionQueue>,
     pub(super) connections: Slab<Connection<P>>,
     returns: Arc<WakeList>,
@@ -68,10 +70,7 @@ pub struct State<P: Protocol> {
     // Events must be polled soon, though completions keep coming.
     events_due: bool,
     dirty: Vec<u32>,
-    // Connections that could send more once others have had their turn, in line.
-    pub(super) unfinished: VecDeque<u32>,
-    // Polls with completions since the `unfinished` connections last had a turn.
-    passed_over: u8,
+    pub(super) pump_queue: PumpQueue,
     // The connection that may have a RECV to repost.
     spare: u32,
     // The `registered_deadline` of each connection that has one.
@@ -92,17 +91,18 @@ pub struct State<P: Protocol> {
     pub(super) qp_count: usize,
     pub(super) unflushed: u64,
     pub(super) may_spin: bool,
-    pub(super) caller_polling: CallerPolling,
     pub(super) caller_progress: bool,
     pub(super) lead: Lead,
-    spin: SpinPolicy,
+    /// Of callers that lead.
+    pub(super) checks: Checks,
+    pub(super) spin: WaitPolicy,
     /// Since when nothing has arrived, as far as somebody waits.
     idle_since: Option<Instant>,
     /// A spinning thread executes the CPU's spin-loop hint between polls.
     uses_spin_hint: bool,
 }
 
-impl<P: Protocol> State<P> {
+impl<P: UpperLayer> State<P> {
     pub(super) fn new(
         cq: Box<dyn CompletionQueue>,
         returns: Arc<WakeList>,
@@ -121,8 +121,7 @@ impl<P: Protocol> State<P> {
             quiet_polls: 0,
             events_due: false,
             dirty: Vec::new(),
-            unfinished: VecDeque::new(),
-            passed_over: 0,
+            pump_queue: PumpQueue::default(),
             spare: NO_CONNECTION,
             deadlines: BTreeSet::new(),
             actions: VecDeque::new(),
@@ -137,13 +136,19 @@ impl<P: Protocol> State<P> {
             qp_count: 0,
             unflushed: 0,
             may_spin: false,
-            caller_polling: CallerPolling::default(),
             caller_progress: false,
             lead: Lead::default(),
-            spin: SpinPolicy::new(PollMode::Event),
+            checks: Checks::default(),
+            spin: WaitPolicy::new(PollMode::Event),
             idle_since: None,
             uses_spin_hint,
         }
+    }
+
+    /// The state of a shard without a CQ, which has ended.
+    pub(super) fn orphan() -> Self {
+        let state = Self::new(Box::new(NoQueue::default()), Arc::default(), None);
+        Self { closing: true, dead: true, ..state }
     }
 
     /// Adds a connection whose QP has been created on this shard's CQ.
@@ -275,8 +280,8 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    /// Whether the end of a visit has nothing to do: nothing to be sent, nobody to be woken, nothing to be run
-    /// outside the lock.
+    /// Whether the end of a visit has nothing to do: nothing to be sent, nobody to be woken,
+    /// nothing to be run outside the lock.
     #[inline]
     pub(super) fn is_done(&self) -> bool {
         self.dirty.is_empty()
@@ -310,7 +315,7 @@ impl<P: Protocol> State<P> {
         };
         // A caller that polled may have used up the event that the sleeping driver armed, so the
         // driver must arm again.
-        let has_work = !self.actions.is_empty() || !self.unfinished.is_empty();
+        let has_work = !self.actions.is_empty() || self.is_unfinished();
         let is_sooner = |at| until.is_none_or(|until| at < until);
         let must_look = has_work || polled || self.next_deadline().is_some_and(is_sooner);
         if !must_look && !self.is_finished() {
@@ -340,23 +345,23 @@ impl<P: Protocol> State<P> {
     pub(super) fn is_polled_soon(&self) -> bool {
         match self.driver {
             DriverState::Running => !self.driver_acts.load(Ordering::Relaxed),
-            DriverState::StoodBack { .. } => self.lead.has_leader(),
+            DriverState::StoodBack { .. } => self.lead.is_held(),
             DriverState::Parked { .. } | DriverState::Gone => false,
         }
     }
 
     /// Whether the next poll would send something even if nothing has arrived.
     pub(crate) fn is_unfinished(&self) -> bool {
-        !self.unfinished.is_empty()
+        !self.pump_queue.is_empty()
     }
 
     pub(crate) fn fail_all(&mut self, cause: &CloseCause) {
         for index in self.indices() {
             let (connection, cq) = (&mut self.connections[index as usize], &mut *self.cq);
-            // A protocol that panicked before may panic again; the others must still be told.
-            let told = catch_unwind(AssertUnwindSafe(|| connection.fail(cq, cause)));
-            if told.is_err() {
-                logged(|| tracing::error!("a protocol panicked when it was told of its end"));
+            // A protocol that panicked before may panic again; the others must still be notified.
+            let notified = catch_unwind(AssertUnwindSafe(|| connection.fail(cq, cause)));
+            if notified.is_err() {
+                logged(|| tracing::error!("a session panicked when its connection ended"));
             }
             self.mark_dirty(index);
         }
@@ -409,10 +414,10 @@ impl<P: Protocol> State<P> {
         std::mem::take(&mut self.caller_progress)
     }
 
-    /// Sets how whoever polls waits.
+    /// Sets how a driver or caller that polls waits.
     pub(crate) fn set_mode(&mut self, mode: PollMode) {
         self.may_spin = mode != PollMode::Event;
-        self.spin = SpinPolicy::new(mode);
+        self.spin = WaitPolicy::new(mode);
     }
 
     /// Something has arrived, or was done.
@@ -426,7 +431,7 @@ impl<P: Protocol> State<P> {
     /// Nothing has arrived.
     pub(crate) fn on_idle(&mut self, now: Instant) -> Wait {
         let since = *self.idle_since.get_or_insert(now);
-        self.spin.on_idle(now.saturating_duration_since(since))
+        self.spin.on_idle(now, since)
     }
 
     /// The driver was woken after so long.
@@ -463,9 +468,7 @@ impl<P: Protocol> State<P> {
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        let first = self.deadlines.first().map(|(at, _)| *at);
-        let Some(shared) = self.shared_recvs.as_ref().filter(|_| !self.dead) else { return first };
-        first.into_iter().chain(shared.next_look(self.now)).min()
+        self.deadlines.first().map(|(at, _)| *at)
     }
 
     #[inline]
@@ -537,7 +540,7 @@ impl<P: Protocol> State<P> {
     }
 }
 
-impl<P: Protocol> fmt::Debug for State<P> {
+impl<P: UpperLayer> fmt::Debug for State<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("State").field("connections", &self.connections.len()).finish()
     }
@@ -545,6 +548,6 @@ impl<P: Protocol> fmt::Debug for State<P> {
 
 /// Slab indices are below the number of QPs of a CQ, far below 2^32.
 #[allow(clippy::cast_possible_truncation)]
-fn narrow(index: usize) -> u32 {
+pub(super) fn narrow(index: usize) -> u32 {
     index as u32
 }

@@ -5,7 +5,7 @@
 use super::Shard;
 use super::state::DriverState;
 use crate::engine::connection_key::ConnectionKey;
-use crate::engine::upper::Protocol;
+use crate::engine::upper::UpperLayer;
 use crate::memory::region::BufferPool;
 
 /// Counts of what a shard holds, for tests.
@@ -27,7 +27,7 @@ pub struct ShardStats {
     pub unflushed: u64,
 }
 
-impl<P: Protocol> Shard<P> {
+impl<P: UpperLayer> Shard<P> {
     /// Counts what the shard holds.
     pub fn stats(&self) -> ShardStats {
         let state = self.lock();
@@ -36,7 +36,7 @@ impl<P: Protocol> Shard<P> {
             queue_pairs: state.qp_count,
             deadlines: state.deadlines.len(),
             actions: state.actions.len(),
-            unfinished: state.unfinished.len(),
+            unfinished: state.pump_queue.len(),
             is_parked: matches!(state.driver, DriverState::Parked { .. }),
             unflushed: state.unflushed,
         }

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;
-use crate::connect::address::{Address, HostPort};
+use crate::address::{Address, HostPort};
 use crate::device::soft;
 use crate::device::{
     Capabilities, Completion, CompletionKind, CompletionQueue, Connector, Device, DeviceAttributes,
     Listener, PeerIdentity, ProviderError, QpCapacity, QpEvent, QpHandle, Status,
 };
 use crate::engine::connection::{Connection, ConnectionQp, RecvBuffers, SendBuffers, SendPath};
-use crate::engine::spin::{PollMode, Wait};
+use crate::engine::poll::spin::{PollMode, Wait};
 use crate::engine::upper::{Outside, Sleeper, Submission};
 use crate::memory::region::{Access, BufferPool, ProtectionDomain};
 use crate::message::outgoing::OutBuf;
@@ -52,7 +52,7 @@ pub(in crate::engine) struct Simple {
     gives_back: bool,
 }
 
-impl Protocol for Simple {
+impl UpperLayer for Simple {
     /// None: work for the driver.
     type Action = Option<Waker>;
 
@@ -179,8 +179,8 @@ async fn shard_on(
     let qp = outgoing.create_qp(state.cq(), &domain, capacity).unwrap();
     let send_buffers = SendBuffers::new(&domain, &**shard.device(), 4, 64).unwrap();
     let pipe = ConnectionQp::new(qp, 0, RecvBuffers::of(pool.clone(), 2, true, 0), send_buffers);
-    let poster = SendPath::new(domain, &**shard.device(), &LinkConfig::default());
-    let key = state.insert(qp, Connection::new(Simple::default(), poster, pipe, 1));
+    let send_path = SendPath::new(domain, &**shard.device(), &LinkConfig::default());
+    let key = state.insert(qp, Connection::new(Simple::default(), send_path, pipe, 1));
     let buffer = pool.take().unwrap();
     let (cq, connection) = state.cq_and_connection(key).unwrap();
     connection.post_recv(cq, buffer).unwrap();
@@ -199,22 +199,36 @@ pub(super) fn park(shard: &Shard<Simple>) -> Arc<Wakes> {
 }
 
 #[tokio::test]
-async fn a_caller_that_spends_the_armed_event_wakes_the_sleeping_driver() {
+async fn caller_consuming_armed_event_wakes_the_driver() {
     let (shard, key, qp) = shard("shard-spent").await;
     let wakes = park(&shard);
     // The RECV is flushed: a completion other than the one that the caller waits for.
     shard.lock().cq().modify_to_error(qp).unwrap();
-    let waited = shard.with_progress(key, true, |_| (), |_, ()| Progress::<()>::Wait);
-    assert!(matches!(waited, Some(((), None))));
+    let waited = shard.with_progress(key, true, |_| (), |_, ()| Progress::Wait);
+    assert_eq!(waited, Some(()));
     assert_eq!(wakes.count(), 1);
 }
 
+/// A subscriber may wait for an answer on this shard, which the sleeping driver is to bring.
 #[tokio::test]
-async fn a_caller_that_finds_nothing_lets_the_driver_sleep() {
+async fn the_driver_is_woken_before_anything_is_logged() {
+    let (shard, key, _) = shard("shard-log-last").await;
+    let wakes = park(&shard);
+    let (at_log, seen) = std::sync::mpsc::channel();
+    let driver = Arc::clone(&wakes);
+    shard.with(key, |protocol| {
+        protocol.actions.push(None);
+        crate::user_code::logged(move || at_log.send(driver.count()).unwrap());
+    });
+    assert_eq!((seen.recv(), wakes.count()), (Ok(1), 1));
+}
+
+#[tokio::test]
+async fn fruitless_caller_lets_the_driver_sleep() {
     let (shard, key, _) = shard("shard-nothing").await;
     let wakes = park(&shard);
-    let waited = shard.with_progress(key, true, |_| (), |_, ()| Progress::<()>::Wait);
-    assert!(matches!(waited, Some(((), None))));
+    let waited = shard.with_progress(key, true, |_| (), |_, ()| Progress::Wait);
+    assert_eq!(waited, Some(()));
     assert_eq!(wakes.count(), 0);
 }
 
@@ -257,7 +271,7 @@ pub(in crate::engine) fn send(shard: &Shard<Simple>, key: ConnectionKey) {
 /// Sends like a caller that waits for the answer, and leaves polling to others.
 pub(in crate::engine) fn send_and_wait(shard: &Shard<Simple>, key: ConnectionKey) {
     let push = |protocol: &mut Simple| protocol.outbox.push(a_message());
-    let _ = shard.with_progress(key, true, push, |_, ()| Progress::<()>::GiveUp).unwrap();
+    shard.with_progress(key, true, push, |_, ()| Progress::GiveUp).unwrap();
 }
 
 fn a_message() -> Submission {
@@ -266,9 +280,10 @@ fn a_message() -> Submission {
     Submission { lane: Lane::Small, tag: 0, frame }
 }
 
-/// The segment had taken the reader out of the stream, and the end of the connection dropped it with the link.
+/// The segment had taken the reader out of the stream, and the end of the connection dropped it
+/// with the link.
 #[tokio::test]
-async fn a_reader_is_woken_though_the_connection_ends_in_the_same_batch() {
+async fn reader_wakes_though_its_batch_ends_the_connection() {
     let config = LinkConfig::default().keep_alive(None).assembly_bytes(8 << 10);
     let listener = soft::listen_mem("shard-reader").unwrap();
     let pair = pair_of(listener, &soft::MemConnector, soft::mem_device(), &config).await;
@@ -307,7 +322,7 @@ async fn a_reader_is_woken_though_the_connection_ends_in_the_same_batch() {
 }
 
 #[tokio::test]
-async fn a_connection_whose_last_sends_were_unsignaled_is_gone_once_flushed() {
+async fn connection_with_unsignaled_sends_ends_once_flushed() {
     let [(client, connected), (server, _)] = pair("shard-unsignaled").await;
     // One of them is signaled, with others behind it.
     for _ in 0..20 {
@@ -325,9 +340,9 @@ async fn a_connection_whose_last_sends_were_unsignaled_is_gone_once_flushed() {
 
 /// The messages arrive one at a time, and none needs a pump.
 #[tokio::test]
-async fn credits_of_messages_that_were_not_pumped_are_given_back_before_the_sleep() {
+async fn credits_are_returned_before_the_driver_sleeps() {
     let [(client, connected), (server, accepted)] = pair("shard-idle-ack").await;
-    let owed = || server.link_metrics(accepted).unwrap().counters.owed.data;
+    let owed = || server.link_metrics(accepted).unwrap().counters.owed.data();
     let window = server.link_metrics(accepted).unwrap().counters.local_window;
     while owed() < window.div_ceil(4) {
         send(&client, connected);
@@ -338,7 +353,7 @@ async fn credits_of_messages_that_were_not_pumped_are_given_back_before_the_slee
 }
 
 #[tokio::test]
-async fn who_has_written_a_payload_spins_once_for_as_long_as_it_is_read() {
+async fn payload_writer_spins_once_for_its_reader() {
     let [(client, connected), (server, accepted)] = pair("shard-reader").await;
     client.lock().set_mode(PollMode::Adaptive);
     let mut payload = a_message();
@@ -360,11 +375,11 @@ async fn who_has_written_a_payload_spins_once_for_as_long_as_it_is_read() {
 }
 
 #[tokio::test]
-async fn a_connection_rests_but_for_what_is_more_than_small_messages() {
+async fn only_small_messages_keep_a_connection_fast() {
     let [(client, connected), (server, accepted)] = pair("shard-rest").await;
     let rest = || {
         let ends = [(&client, connected), (&server, accepted)];
-        ends.map(|(shard, key)| shard.lock().connection(key).unwrap().is_at_rest())
+        ends.map(|(shard, key)| shard.lock().connection(key).unwrap().is_fast())
     };
     assert_eq!(rest(), [true; 2]);
     for _ in 0..10 {
@@ -394,10 +409,10 @@ async fn a_connection_rests_but_for_what_is_more_than_small_messages() {
     assert!(!rest()[0]);
 }
 
-/// The pump had looked for what is given back before, and its Ack looked again: what then waits for a credit
-/// was forgotten.
+/// The pump had looked for what is given back before, and its Ack looked again: what then waits for
+/// a credit was forgotten.
 #[tokio::test]
-async fn what_is_given_back_in_the_midst_of_a_pump_disturbs_the_rest() {
+async fn return_during_a_pump_ends_the_fast_path() {
     let [(client, connected), (server, accepted)] = pair("shard-midst").await;
     let region = client.domain().allocate(8192, Access::REMOTE_WRITE).unwrap();
     let mut asks = a_message();
@@ -419,18 +434,19 @@ async fn what_is_given_back_in_the_midst_of_a_pump_disturbs_the_rest() {
     let window = server.link_metrics(accepted).unwrap().counters.local_window;
     (0..window / 2 + 1).for_each(|_| send(&client, connected));
     server.look(accepted, |protocol| protocol.gives_back = true).unwrap();
-    assert!(server.lock().connection(accepted).unwrap().is_at_rest());
+    assert!(server.lock().connection(accepted).unwrap().is_fast());
     server.lock().poll();
     assert_eq!(credits(), 0);
     assert!(server.look(accepted, |protocol| protocol.slot.lock().unwrap().is_none()).unwrap());
-    assert!(!server.lock().connection(accepted).unwrap().is_at_rest());
+    assert!(!server.lock().connection(accepted).unwrap().is_fast());
     send_and_wait(&server, accepted);
     assert!(server.close_cause(accepted).is_none());
 }
 
-/// Its caller has what it waited for, and nobody polls for a while: the runtime of one thread stands still.
+/// Its caller has what it waited for, and nobody polls for a while: the runtime of one thread
+/// stands still.
 #[tokio::test]
-async fn memory_that_was_written_from_is_let_go_though_the_receiver_polls_no_more() {
+async fn write_source_is_released_without_receiver_polls() {
     let [(client, connected), (server, accepted)] = tcp_pair().await;
     let memory = Arc::new(vec![7; 100 << 10]);
     let mut payload = a_message();
@@ -449,7 +465,7 @@ async fn memory_that_was_written_from_is_let_go_though_the_receiver_polls_no_mor
             poll(&server);
             let mut state = client.lock();
             state.poll();
-            // As whoever has polled does before others run.
+            // A driver or caller flushes after it has polled, before others run.
             state.cq().flush();
             state.leave().run();
         }
@@ -462,7 +478,7 @@ async fn memory_that_was_written_from_is_let_go_though_the_receiver_polls_no_mor
 
 /// A driver that is always busy never gets to acks of its sleep.
 #[tokio::test]
-async fn an_ack_that_is_due_leaves_though_nothing_else_does() {
+async fn due_ack_leaves_alone() {
     for at_once in [1, 2, 5] {
         let [(client, connected), (server, accepted)] = pair(&format!("due-ack-{at_once}")).await;
         let window = server.link_metrics(accepted).unwrap().counters.local_window;
@@ -477,7 +493,7 @@ async fn an_ack_that_is_due_leaves_though_nothing_else_does() {
 }
 
 #[tokio::test]
-async fn a_close_is_rung_by_the_visit_that_asks_for_it() {
+async fn close_is_sent_by_the_visit_requesting_it() {
     let [(client, connected), (server, accepted)] = pair("shard-close").await;
     let is_rung = || {
         let mut state = server.lock();
@@ -496,7 +512,7 @@ async fn a_close_is_rung_by_the_visit_that_asks_for_it() {
 
 /// Between a poll that finds nothing and a look for events anything may arrive.
 #[tokio::test]
-async fn messages_that_come_with_the_end_after_the_last_poll_are_delivered() {
+async fn messages_arriving_with_the_end_are_delivered() {
     let [(client, connected), (server, accepted)] = pair("shard-last-words").await;
     server.lock().poll();
     for _ in 0..3 {
@@ -512,9 +528,9 @@ async fn messages_that_come_with_the_end_after_the_last_poll_are_delivered() {
     assert_eq!(server.with(accepted, |protocol| protocol.received), Some(3));
 }
 
-/// On iWARP nothing else tells that the peer has gone while a WR was being sent.
+/// On iWARP nothing else shows that the peer has gone while a WR was being sent.
 #[tokio::test]
-async fn a_send_that_fails_here_means_a_lost_peer_where_no_error_of_the_peers_is_told() {
+async fn local_send_failure_without_peer_error_means_loss() {
     let name = |number: usize| format!("shard-cut-off-{number}");
     let (untold, told) = (Capabilities::REMOTE_ERRORS, Capabilities::NONE);
     let (send, recv) = (CompletionKind::Send, CompletionKind::Recv);

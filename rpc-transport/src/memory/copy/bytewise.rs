@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// See [`super::from_shared`].
 ///
 /// # Safety
-/// That of [`super::from_shared`].
+/// As for [`super::from_shared`].
 pub(super) unsafe fn from(source: *const u8, target: *mut u8, len: usize) {
     for at in 0..len {
         // SAFETY: inside `source`.
@@ -20,7 +20,7 @@ pub(super) unsafe fn from(source: *const u8, target: *mut u8, len: usize) {
 /// See [`super::to_shared`].
 ///
 /// # Safety
-/// That of [`super::to_shared`].
+/// As for [`super::to_shared`].
 pub(super) unsafe fn to(source: *const u8, target: *mut u8, len: usize) {
     for at in 0..len {
         // SAFETY: inside `source`, which nobody writes.
@@ -33,7 +33,7 @@ pub(super) unsafe fn to(source: *const u8, target: *mut u8, len: usize) {
 /// See [`super::between_shared`].
 ///
 /// # Safety
-/// That of [`super::between_shared`].
+/// As for [`super::between_shared`].
 pub(super) unsafe fn between(source: *const u8, target: *mut u8, len: usize) {
     for at in 0..len {
         // SAFETY: inside `source`.
@@ -44,16 +44,15 @@ pub(super) unsafe fn between(source: *const u8, target: *mut u8, len: usize) {
 }
 
 /// # Safety
-/// `at` is valid for reads, and not written otherwise than atomically meanwhile.
+/// `at` is valid for reads, and others write it only atomically in the meantime.
 unsafe fn load(at: *const u8) -> u8 {
-    // No `AtomicU8::from_ptr`, which asks for a pointer to write through: this one may be to memory
-    // that is only read.
-    // SAFETY: an atomic byte is laid out as a byte; the rest is the caller's promise.
+    // `AtomicU8::from_ptr` requires a pointer for writing, but this one may point to read-only
+    // memory. SAFETY: an atomic byte is laid out as a byte; the rest is the caller's promise.
     unsafe { &*at.cast::<AtomicU8>() }.load(Ordering::Relaxed)
 }
 
 /// # Safety
-/// `at` is valid for reads and writes, and not accessed otherwise than atomically meanwhile.
+/// `at` is valid for reads and writes, and others access it only atomically in the meantime.
 unsafe fn store(at: *mut u8, byte: u8) {
     // SAFETY: the caller's promise.
     unsafe { AtomicU8::from_ptr(at) }.store(byte, Ordering::Relaxed);

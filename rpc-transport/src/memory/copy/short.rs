@@ -1,17 +1,17 @@
 //! Reads of a few shared bytes: single loads in line, where a copy would be a call.
 //!
 //! Each load is an assembly block that is opaque to the compiler, as the long copies are. Loads of
-//! different places depend on nothing, so a processor has the cache misses of many at once: who looks
-//! at a byte here and there of a large payload waits for about one of them.
+//! different places are independent, so a processor handles many of their cache misses at once:
+//! sampling a few bytes of a large payload takes about as long as one miss.
 #![allow(unsafe_code, reason = "memory that others use at the same time")]
 
 /// Most bytes of such a read.
-pub(super) const MOST_BYTES: usize = 16;
+pub(super) const MAX_BYTES: usize = 16;
 
-/// Copies up to [`MOST_BYTES`] bytes from shared memory to the caller's own.
+/// Copies up to [`MAX_BYTES`] bytes from shared memory to the caller's own.
 ///
 /// # Safety
-/// That of [`super::from_shared`], and `len` is at most [`MOST_BYTES`].
+/// As for [`super::from_shared`], and `len` is at most [`MAX_BYTES`].
 #[inline]
 pub(super) unsafe fn from(source: *const u8, target: *mut u8, len: usize) {
     /// Copies all bytes as two words that may overlap.
@@ -20,7 +20,7 @@ pub(super) unsafe fn from(source: *const u8, target: *mut u8, len: usize) {
             let behind = len - size_of::<$word>();
             // SAFETY: the first word lies within `len` bytes of the source.
             let first = unsafe { $load(source) };
-            // SAFETY: so does the last one.
+            // SAFETY: the last word does too.
             let last = unsafe { $load(source.wrapping_add(behind)) };
             // SAFETY: as in the source, so in the target, which is the caller's own.
             unsafe { target.cast::<$word>().write_unaligned(first) };
@@ -46,11 +46,12 @@ pub(super) unsafe fn from(source: *const u8, target: *mut u8, len: usize) {
 macro_rules! load {
     ($name:ident, $word:ty, $class:ident, $x86:literal, $arm:literal) => {
         /// # Safety
-        /// The word at `at` is readable; others may write it meanwhile.
+        /// The word at `at` is readable; others may write it in the meantime.
         #[inline]
         unsafe fn $name(at: *const u8) -> $word {
             let word: $word;
-            // SAFETY: one load of memory that is readable (the caller's promise); nothing is written.
+            // SAFETY: one load of memory that is readable (the caller's promise); nothing is
+            // written.
             #[cfg(target_arch = "x86_64")]
             unsafe {
                 std::arch::asm!(

@@ -11,23 +11,23 @@ type Copy = unsafe fn(*const u8, *mut u8, usize);
 const COPIES: [Copy; 6] =
     [from_shared, to_shared, between_shared, bytewise::from, bytewise::to, bytewise::between];
 
-/// Copies `len` bytes between two places, and looks at what is around the target, too.
+/// Copies `len` bytes between two places, and checks the bytes around the target too.
 fn check(from: usize, to: usize, len: usize) {
     let mut source: Vec<u8> = (0..=250).cycle().take(from + len + 9).collect();
     let mut expected = vec![0xee; to + len + 9];
     expected[to..to + len].copy_from_slice(&source[from..from + len]);
     for (which, copy) in COPIES.into_iter().enumerate() {
         let mut target = vec![0xee; to + len + 9];
-        // Both spans are inside of their vectors.
+        // Both spans lie inside their vectors.
         let (from, to) = (&mut source[from..], &mut target[to..]);
-        // SAFETY: as said above; nobody else has the vectors.
+        // SAFETY: both spans lie inside their vectors, which nobody else has.
         unsafe { copy(from.as_mut_ptr(), to.as_mut_ptr(), len) };
         assert!(target == expected, "copy {which}");
     }
 }
 
 #[test]
-fn short_copies_of_every_length_and_alignment_are_plain_copies() {
+fn short_copies_match_plain_copies_at_every_alignment() {
     let (most, step) = if cfg!(miri) { (9, 16) } else { (80, 1) };
     for len in 0..most {
         for from in (0..=16).step_by(step) {
@@ -59,7 +59,7 @@ proptest! {
 #[derive(Clone, Copy)]
 struct Shared(NonNull<u8>);
 
-// SAFETY: the tests access the pointed-to bytes by the copies alone.
+// SAFETY: the tests access the pointed-to bytes only by the copies.
 unsafe impl Send for Shared {}
 
 impl Shared {
@@ -73,7 +73,7 @@ impl Shared {
 
 /// For miri: with plain copies this is a data race.
 #[test]
-fn copies_that_race_give_each_byte_as_somebody_wrote_it() {
+fn racing_copies_yield_only_written_bytes() {
     let (here, there) = (Shared::new(), Shared::new());
     let rounds = if cfg!(miri) { 3 } else { 2_000 };
     let run = move |fill: u8| {

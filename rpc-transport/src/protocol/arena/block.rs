@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn every_corrupted_byte_gives_a_block_or_a_named_error() {
+    fn corrupted_block_parses_or_gives_named_error() {
         for (block, bytes) in golden() {
             for (at, value) in (0..bytes.len()).flat_map(|at| (0..=255).map(move |v| (at, v))) {
                 let mut changed = bytes;

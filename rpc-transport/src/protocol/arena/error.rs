@@ -7,10 +7,10 @@ use super::{Extent, MAX_ARENA_CHUNKS, MAX_ARENAS, MAX_EXTENTS};
 #[non_exhaustive]
 pub enum ArenaError {
     /// Chunks are of 4 KiB to 64 MiB.
-    #[error("chunk size of 2^{0} bytes, it is 2^12 to 2^26")]
+    #[error("chunk size of 2^{0} bytes, allowed is 2^12 to 2^26")]
     BadChunkSize(u8),
     /// All arenas of a direction have chunks of one size.
-    #[error("chunk size of 2^{now} bytes, the first arena's is 2^{first}")]
+    #[error("chunk size of 2^{now} bytes, but that of the first arena is 2^{first}")]
     ChunkSizeChanged {
         /// Of the first arena.
         first: u8,
@@ -18,7 +18,7 @@ pub enum ArenaError {
         now: u8,
     },
     /// An arena has at least one chunk, and not too many.
-    #[error("arena of {0} chunks, it has 1 to {MAX_ARENA_CHUNKS}")]
+    #[error("arena of {0} chunks, allowed is 1 to {MAX_ARENA_CHUNKS}")]
     BadChunkCount(u16),
     /// A number that is in use.
     #[error("arena {0} exists")]
@@ -49,13 +49,13 @@ pub enum ArenaError {
     #[error("arena {0} does not exist")]
     UnknownArena(u16),
     /// An arena is asked back once.
-    #[error("arena {0} was asked back before")]
+    #[error("arena {0} was already requested back")]
     AskedBackTwice(u16),
     /// An arena is given up only when asked for.
-    #[error("arena {0} is given up without being asked back")]
+    #[error("arena {0} is given up without having been requested back")]
     NotAskedBack(u16),
     /// An arena is given up when all its chunks are free.
-    #[error("arena {0} is given up while a chunk of it is in use")]
+    #[error("arena {0} is given up while one of its chunks is in use")]
     GivenUpInUse(u16),
     /// A message in the arena has at least one extent.
     #[error("no extents")]
@@ -73,7 +73,7 @@ pub enum ArenaError {
     #[error("chunks {0:?} lie in more than one arena")]
     CrossesArenas(Extent),
     /// A chunk appears once in a list.
-    #[error("chunks {0:?} are named twice")]
+    #[error("chunks {0:?} are listed twice")]
     DuplicateChunks(Extent),
     /// A message names chunks that hold another message, or whose release has not left yet.
     #[error("chunk {0} is in use")]
@@ -82,7 +82,7 @@ pub enum ArenaError {
     #[error("release of chunk {0}, which holds no message")]
     NotAnnounced(u16),
     /// A message takes at most half of the chunks.
-    #[error("message takes {chunks} chunks, its share is {share}")]
+    #[error("message takes {chunks} chunks, but its share is {share}")]
     BeyondShare {
         /// Chunks named.
         chunks: u32,

@@ -48,7 +48,7 @@ fn announce(writer: &mut ArenaWriter, bytes: u64) -> Extents {
 }
 
 #[test]
-fn a_message_lies_in_one_run_where_one_fits() {
+fn message_lies_in_one_run_if_possible() {
     let mut writer = writer(2);
     assert_eq!(*announce(&mut writer, CHUNK), [extent(0, 1)]);
     // The smallest run that fits: 7 chunks are left of arena 0.
@@ -110,7 +110,7 @@ fn scattered_chunks_carry_a_part() {
 }
 
 #[test]
-fn want_of_chunks_is_told_once_until_something_comes() {
+fn chunk_shortage_is_reported_once() {
     let mut writer = writer(1);
     let taken = announce(&mut writer, 4 * CHUNK);
     let _more = announce(&mut writer, 4 * CHUNK);
@@ -133,7 +133,7 @@ fn without_an_arena_every_message_asks_for_one() {
 }
 
 #[test]
-fn an_owner_grows_on_demand_up_to_its_budget() {
+fn owner_grows_on_demand_up_to_its_budget() {
     let mut owner = ArenaOwner::new(config(8, 2), Instant::now());
     assert_eq!(owner.wanted_bytes(), None);
     for number in 0..2 {
@@ -155,7 +155,7 @@ fn an_owner_grows_on_demand_up_to_its_budget() {
 }
 
 #[test]
-fn releases_wait_for_half_or_for_a_writer_that_waits() {
+fn releases_wait_for_half_or_a_blocked_writer() {
     let now = Instant::now();
     let mut owner = owner(1);
     let land = |owner: &mut ArenaOwner, first, count| {
@@ -181,7 +181,7 @@ fn releases_wait_for_half_or_for_a_writer_that_waits() {
 }
 
 #[test]
-fn more_releases_than_a_header_holds_wait_for_the_next() {
+fn releases_beyond_a_header_wait_for_the_next() {
     let now = Instant::now();
     let mut owner = ArenaOwner::new(config(64, 1), now);
     owner.add(0, 1).unwrap();
@@ -216,7 +216,7 @@ fn the_application_holds_at_most_half() {
 }
 
 #[test]
-fn an_idle_arena_is_asked_back_and_given_up() {
+fn idle_arena_is_recalled_and_given_up() {
     let now = Instant::now();
     let mut owner = owner(2);
     let mut writer = writer(2);
@@ -248,7 +248,7 @@ fn an_idle_arena_is_asked_back_and_given_up() {
 }
 
 #[test]
-fn what_is_to_be_kept_is_not_asked_back() {
+fn kept_arena_is_not_recalled() {
     let now = Instant::now();
     let mut owner = ArenaOwner::new(ArenaConfig { keep_chunks: 8, ..config(8, 1) }, now);
     owner.add(0, 1).unwrap();
@@ -294,7 +294,7 @@ fn each_wrong_message_has_its_error() {
 }
 
 #[test]
-fn each_wrong_word_of_an_owner_has_its_error() {
+fn each_wrong_owner_word_has_its_error() {
     use ArenaError as E;
     let mut writer = writer(2);
     let taken = announce(&mut writer, CHUNK);

@@ -1,10 +1,11 @@
-//! The writer: the sender's view of the peer's arenas.
+//! The writer: what the sender knows about the peer's arenas.
 //!
 //! Owns the state of every chunk at the sending end. Never posts a WRITE: it says where to write.
 //!
-//! Invariants: an arena that is given up keeps its numbers until the owner was told, which bounds
-//! the arenas that wait to be reported; a chunk that is not `Free` belongs to one allocation, or to
-//! one announced message; only chunks of arenas that are not asked back are allocated.
+//! Invariants: an arena that is given up keeps its numbers until its owner was notified, which
+//! bounds the arenas that wait to be reported; a chunk that is not `Free` belongs to one
+//! allocation, or to one announced message; only chunks of arenas that are not asked back are
+//! allocated.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -4,23 +4,22 @@
 //! Owns the sizes that a window goes through, and the two words about it on the wire. Never decides
 //! whether there is memory: the engine posts the RECVs, then says so.
 //!
-//! A window starts with the first data credits of the offer, [`FIRST_DATA_CREDITS`](super::FIRST_DATA_CREDITS)
-//! if it names none, and doubles, up to the `D` of the offer. Both ends know these sizes, so one bit each is
-//! enough:
+//! A window starts with [`FIRST_DATA_CREDITS`](super::FIRST_DATA_CREDITS), or the `D` of the offer
+//! if that is less, and doubles, up to `D`. Both ends know these sizes, so one bit each is enough:
 //!
 //! - **Rule 8** a message with which `T` data credits are spent and not back asks for more
-//!   ([`Grant::ASKS`]), unless the window is at `D`. It says by [`Grant::ODD`] how often its sender has
-//!   seen the window grow, so that one growth is never taken for the answer to two questions, nor a
-//!   question asked twice. Not only the last credit asks: with `T` of them out, explicit Acks become due,
-//!   which a larger window saves.
+//!   ([`Grant::ASKS`]), unless the window is at `D`. It says by [`Grant::ODD`] how often its sender
+//!   has seen the window grow, so that one growth is never taken for the answer to two questions,
+//!   nor a question asked twice. Not only the last credit asks: with `T` of them out, explicit Acks
+//!   become due, which a larger window saves.
 //! - **Rule 9** the receiver of a question posts as many RECVs as the window is to grow by, then
-//!   [`Credits::grow`], then transmits. The next grant carries the new credits with all that is owed, and
-//!   [`Grant::GROWN`]; an Ack for it is due at once.
+//!   [`Credits::grow`], then transmits. The next grant carries the new credits with all that is
+//!   owed, and [`Grant::GROWN`]; an Ack for it is due at once.
 //! - **Rule 10** each end counts against the window of now: `T`, and the sender's cap on credits
 //!   held.
 //!
 //! A receiver that has no memory does nothing: the next such message asks again, and meanwhile all
-//! rules hold for the window of now. A question ends with the grant of its message's credit (rule 12).
+//! rules hold for the window of now.
 
 use super::{CreditError, Credits, Grant, MAX_WINDOW};
 
@@ -37,7 +36,7 @@ impl Grant {
     #[must_use]
     pub const fn credits(self) -> Self {
         let asks = if self.ack & Self::ASKS != 0 { Self::ASKS | Self::ODD } else { 0 };
-        Self { data: self.data & !Self::GROWN, ack: self.ack & !(asks | Self::RETURNS) }
+        Self { data: self.data & !Self::GROWN, ack: self.ack & !asks }
     }
 
     /// Whether the window of the sender of this has grown.
@@ -55,7 +54,7 @@ impl Grant {
 }
 
 // A flag is above every window, so that a grant with one never passes the check of those without.
-const _: () = assert!(MAX_WINDOW < Grant::RETURNS);
+const _: () = assert!(MAX_WINDOW < Grant::ODD);
 
 /// The sizes that a data window goes through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -120,12 +119,11 @@ impl Credits {
         let Some(more) = self.wanted_growth() else { return };
         self.now.is_asked = false;
         self.now.local_window += more;
-        self.now.owed.data += more;
-        self.now.owed.data |= Grant::GROWN;
+        self.now.owed.grow(more);
         self.due = self.due_now();
         #[cfg(any(test, feature = "model"))]
         if self.limits.rules.grows_in_silence {
-            self.now.owed.data &= !Grant::GROWN;
+            self.now.owed.conceal_growth();
         }
     }
 
@@ -134,15 +132,12 @@ impl Credits {
         self.now.is_asked = false;
     }
 
-    /// A grant that does not pass the check of a plain one: with a word about a window, or beyond it
-    /// (rule 7).
+    /// A grant that does not pass the check of a plain one: with a word about a window, or beyond
+    /// it (rule 7).
     #[cold]
     pub(super) fn credit_in_words(&mut self, grant: Grant) -> Result<(), CreditError> {
         let sizes = self.limits.remote_sizes;
         let Grant { data, ack } = grant.credits();
-        if grant.returns() {
-            self.check_returned()?;
-        }
         let mut window = self.now.remote_window;
         if grant.is_grown() {
             if window >= sizes.last {
@@ -168,31 +163,21 @@ impl Credits {
             });
         }
         if window != self.now.remote_window {
-            // It was asked for, so it was used.
-            (self.is_used, self.now.gives_back) = (true, false);
             self.now.remote_window = window;
             self.asks_below = self.asks_below_now();
-            self.notes_below = self.notes_below_now();
         }
         self.now.data_credits += data;
         self.now.ack_credits += ack;
-        if grant.returns() {
-            self.on_returned();
-        }
         if let Some(is_odd) = grant.asks() {
-            self.on_question(is_odd);
+            #[cfg(any(test, feature = "model"))]
+            if self.limits.rules.grows_twice || self.limits.rules.grows_beyond_offer {
+                self.now.is_asked = self.growth() > 0;
+                return Ok(());
+            }
+            // A question about a size that the window has left meanwhile has its answer on the way.
+            let (sizes, now) = (self.limits.local_sizes, self.now.local_window);
+            self.now.is_asked |= now < sizes.last && sizes.is_odd(now) == is_odd;
         }
         Ok(())
-    }
-
-    /// A question about a size that the window has left meanwhile has its answer on the way.
-    fn on_question(&mut self, is_odd: bool) {
-        let (sizes, now) = (self.limits.local_sizes, self.now.local_window);
-        #[cfg(any(test, feature = "model"))]
-        if self.limits.rules.grows_twice || self.limits.rules.grows_beyond_offer {
-            self.now.is_asked = self.growth() > 0;
-            return;
-        }
-        self.now.is_asked |= now < sizes.last && sizes.is_odd(now) == is_odd;
     }
 }

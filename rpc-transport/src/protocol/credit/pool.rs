@@ -1,128 +1,75 @@
-//! RECVs that the connections of a shared receive queue have together.
+//! The shares that connections have of one shared receive queue.
 //!
-//! Owns the count of what was granted to them. Never posts, and does not know which connection has how
-//! many.
+//! Owns their count. Never posts, and does not know whose share is whose.
 //!
-//! A connection is granted the RECVs of its window (and one for its Close) before its peer may send, and
-//! those that its window grows by before the peer is told (rule 9); what the window falls by (rule 13) it
-//! gives back, and at its end the rest. A posted RECV cannot be taken back, so what is given back stays
-//! posted, as *surplus*, until it is granted again or a message has taken one, which is then not posted
+//! All RECVs of the queue are posted when it is made: those of one window for each of its *places*.
+//! Each that a message takes is posted again. A connection has a share from before its peer may
+//! send until none of its messages can take a RECV any more and all that they took are posted
 //! again.
 //!
-//! A device may lose the RECV that it was filling as a connection failed, and nobody hears of it. So one of
-//! those that such a connection had is counted as *lost* from its end on: granted to nobody, whether it is
-//! still posted or not. That ends with the queue, once no connection uses it ([`RecvPool::renew`]).
+//! Where that is not known, or the device may have lost a RECV, the share is *spent*: it is
+//! nobody's until the queue is made anew, which needs that nobody uses it.
 //!
-//! Invariants, which `rpc-transport/tests/credit_model` checks by exhaustive search of two connections
-//! and one pool:
+//! `rpc-transport/tests/credit_model` checks by exhaustive search of two connections:
 //!
-//! - **P1** posted + taken by messages and not posted again + what the device has lost = granted + surplus +
-//!   lost, at most [`RecvPool::most`].
-//! - **P2** the RECVs posted are never fewer than the messages that all peers together may have sent.
-//!
-//! P2 needs that a connection gives nothing back that its messages have taken and that was not posted
-//! again: at its end it waits until all its completions have been polled. Else the surplus would name
-//! RECVs that are not posted, and RECVs that others need would not be posted again.
+//! - **P1** the RECVs posted are never fewer than the messages that all peers together may have
+//!   sent.
 
-/// How many RECVs connections have together, in WRs.
+/// How many connections may use a shared receive queue, and how many do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RecvPool {
-    most: u32,
-    granted: u32,
-    surplus: u32,
-    lost: u32,
+pub struct SharePool {
+    places: u32,
+    used: u32,
+    spent: u32,
 }
 
-impl RecvPool {
-    /// A pool of at most so many RECVs, none of which is posted.
+impl SharePool {
+    /// A queue that was just made, with RECVs for so many connections.
     #[must_use]
-    pub const fn new(most: u32) -> Self {
-        Self { most, granted: 0, surplus: 0, lost: 0 }
+    pub const fn new(places: u32) -> Self {
+        Self { places, used: 0, spent: 0 }
     }
 
-    /// Most RECVs that there may be.
+    /// Connections that have a share.
     #[must_use]
-    pub const fn most(&self) -> u32 {
-        self.most
+    pub const fn used(&self) -> u32 {
+        self.used
     }
 
-    /// RECVs granted to connections.
+    /// Shares that are nobody's until the queue is made anew.
     #[must_use]
-    pub const fn granted(&self) -> u32 {
-        self.granted
+    pub const fn spent(&self) -> u32 {
+        self.spent
     }
 
-    /// RECVs that were given back and may still be posted.
-    #[must_use]
-    pub const fn surplus(&self) -> u32 {
-        self.surplus
-    }
-
-    /// RECVs that the device may have lost.
-    #[must_use]
-    pub const fn lost(&self) -> u32 {
-        self.lost
-    }
-
-    /// RECVs that may still be granted.
+    /// Connections that may still begin.
     #[must_use]
     pub const fn room(&self) -> u32 {
-        self.most - self.granted - self.lost
+        self.places - self.used - self.spent
     }
 
-    /// How many RECVs are to be posted to grant `more`; `None` if there are not as many.
+    /// A connection begins. False: there is no share for it.
     #[must_use]
-    pub const fn to_post(&self, more: u32) -> Option<u32> {
-        if more > self.room() {
-            return None;
+    pub const fn begin(&mut self) -> bool {
+        if self.room() == 0 {
+            return false;
         }
-        Some(more.saturating_sub(self.surplus))
+        self.used += 1;
+        true
     }
 
-    /// Grants `more` RECVs, of which so many **must be posted** before their credits are; `None` if there
-    /// are not as many.
-    pub const fn grant(&mut self, more: u32) -> Option<u32> {
-        let Some(to_post) = self.to_post(more) else { return None };
-        self.surplus -= more - to_post;
-        self.granted += more;
-        Some(to_post)
+    /// A connection has ended. `is_whole`: all RECVs of its share are posted.
+    pub const fn end(&mut self, is_whole: bool) {
+        self.used -= 1;
+        if !is_whole {
+            self.spent += 1;
+        }
     }
 
-    /// There was no memory for `unposted` of the RECVs granted last, nor are they posted: `more` are
-    /// granted no longer.
-    pub const fn revoke(&mut self, more: u32, unposted: u32) {
-        self.granted -= more;
-        self.surplus += more - unposted;
-    }
-
-    /// A connection needs `less` RECVs no longer. None of them is taken by a message and not yet posted
-    /// again.
-    pub const fn give_back(&mut self, less: u32) {
-        self.granted -= less;
-        self.surplus += less;
-    }
-
-    /// Connections have ended that had `less`, as in [`RecvPool::give_back`], of which the device may have
-    /// lost so many.
-    pub const fn end(&mut self, less: u32, lost: u32) {
-        self.give_back(less);
-        self.surplus -= lost;
-        self.lost += lost;
-    }
-
-    /// The queue is made anew, with nothing posted: no connection has any.
-    pub const fn renew(&mut self) {
-        *self = Self::new(self.most);
-    }
-
-    /// A message has taken a RECV: whether it is to be posted again.
+    /// Whether to make the queue anew: nobody uses it, and shares are spent.
     #[must_use]
-    pub const fn is_to_repost(&mut self) -> bool {
-        if self.surplus == 0 {
-            return true;
-        }
-        self.surplus -= 1;
-        false
+    pub const fn is_to_renew(&self) -> bool {
+        self.used == 0 && self.spent > 0
     }
 }
 
@@ -131,48 +78,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_given_back_is_granted_again_before_more_is_posted() {
-        let mut pool = RecvPool::new(10);
-        assert_eq!(pool.grant(6), Some(6));
-        assert_eq!(pool.grant(5), None);
-        pool.give_back(3);
-        assert_eq!(pool.grant(2), Some(0));
-        assert_eq!(pool.grant(5), Some(4));
-        assert_eq!((pool.granted(), pool.surplus()), (10, 0));
-        assert_eq!(pool.grant(1), None);
+    fn shares_are_as_many_as_places() {
+        let mut pool = SharePool::new(2);
+        assert!(pool.begin() && pool.begin() && !pool.begin());
+        pool.end(true);
+        assert_eq!((pool.used(), pool.spent(), pool.room()), (1, 0, 1));
+        assert!(pool.begin() && !pool.begin());
     }
 
     #[test]
-    fn a_surplus_is_not_posted_again() {
-        let mut pool = RecvPool::new(4);
-        assert_eq!(pool.grant(4), Some(4));
-        assert!(pool.is_to_repost());
-        pool.give_back(2);
-        assert!(!pool.is_to_repost() && !pool.is_to_repost() && pool.is_to_repost());
-        assert_eq!(pool.grant(2), Some(2));
-    }
-
-    #[test]
-    fn what_may_be_lost_is_granted_to_nobody_until_the_queue_is_made_anew() {
-        let mut pool = RecvPool::new(5);
-        assert_eq!(pool.grant(4), Some(4));
-        pool.end(4, 1);
-        assert_eq!((pool.granted(), pool.surplus(), pool.lost(), pool.room()), (0, 3, 1, 4));
-        assert_eq!(pool.to_post(5), None);
-        assert_eq!(pool.grant(4), Some(1));
-        pool.end(4, 0);
-        pool.renew();
-        assert_eq!(pool, RecvPool::new(5));
-    }
-
-    #[test]
-    fn what_could_not_be_posted_is_revoked() {
-        let mut pool = RecvPool::new(9);
-        assert_eq!(pool.grant(5), Some(5));
-        pool.give_back(2);
-        assert_eq!(pool.grant(6), Some(4));
-        pool.revoke(6, 3);
-        // Two that there were, and the one that was posted.
-        assert_eq!((pool.granted(), pool.surplus()), (3, 3));
+    fn a_spent_share_waits_for_a_new_queue() {
+        let mut pool = SharePool::new(2);
+        assert!(pool.begin() && pool.begin());
+        pool.end(false);
+        assert!(!pool.begin() && !pool.is_to_renew(), "the other still uses it");
+        pool.end(true);
+        assert_eq!((pool.used(), pool.spent(), pool.room()), (0, 1, 1));
+        assert!(pool.is_to_renew());
     }
 }

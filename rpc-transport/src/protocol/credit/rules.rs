@@ -5,7 +5,9 @@
 //! compiled for tests and with the feature `model` only, and by default all rules hold.
 
 use super::growth::Sizes;
-use super::{Credits, FIRST_DATA_CREDITS, Grant, Limits, SendQueueBudget, SendQueueMark, Window};
+use super::{
+    Credits, FIRST_DATA_CREDITS, Grant, Limits, Owed, SendQueueBudget, SendQueueMark, Window,
+};
 
 /// Switches that break single rules, so that the model checker can show that each rule is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -31,16 +33,6 @@ pub struct Rules {
     pub grows_twice: bool,
     /// New credits are granted without the word that the window has grown.
     pub grows_in_silence: bool,
-    /// A question is answered after the credit of its message was granted.
-    pub answers_late: bool,
-    /// A window falls while messages are on their way, or grants.
-    pub returns_early: bool,
-    /// A window falls without the word for it.
-    pub returns_in_silence: bool,
-    /// What was given back is spent all the same.
-    pub keeps_returned: bool,
-    /// A window that has fallen keeps the thresholds of the larger one.
-    pub keeps_threshold: bool,
 }
 
 impl Default for Rules {
@@ -56,11 +48,6 @@ impl Default for Rules {
             grows_beyond_offer: false,
             grows_twice: false,
             grows_in_silence: false,
-            answers_late: false,
-            returns_early: false,
-            returns_in_silence: false,
-            keeps_returned: false,
-            keeps_threshold: false,
         }
     }
 }
@@ -74,13 +61,11 @@ impl Rules {
     }
 
     /// The part of `owed` that a header carries, or `None` for all of it.
-    pub(super) fn take_part(&self, owed: &mut Grant) -> Option<Grant> {
+    pub(super) fn take_part(&self, owed: &mut Owed) -> Option<Grant> {
         if self.piggyback_data && self.piggyback_acks {
             return None;
         }
-        let data = if self.piggyback_data { std::mem::take(&mut owed.data) } else { 0 };
-        let ack = if self.piggyback_acks { std::mem::take(&mut owed.ack) } else { 0 };
-        Some(Grant { data, ack })
+        Some(owed.take_parts(self.piggyback_data, self.piggyback_acks))
     }
 
     /// Whether a WR after which `credits` and `slots` are left is signaled; `None` for the unbroken
@@ -100,8 +85,17 @@ impl Credits {
     pub fn with_rules(local: Window, remote: Window, sq: SendQueueBudget, rules: Rules) -> Self {
         let sizes = |window: Window| Sizes::new(FIRST_DATA_CREDITS, window.data);
         let (local_sizes, remote_sizes) = (sizes(local), sizes(remote));
-        let windows_fall = false;
-        Self::first(Limits { local, remote, local_sizes, remote_sizes, sq, windows_fall, rules })
+        Self::first(Limits { local, remote, local_sizes, remote_sizes, sq, rules })
+    }
+
+    /// The same with windows that start with other sizes, in data credits, so that windows small
+    /// enough to be searched grow. To be called before anything else.
+    #[must_use]
+    pub fn starting_with(self, local: u16, remote: u16) -> Self {
+        let mut limits = self.limits;
+        limits.local_sizes = Sizes::new(local.max(1), limits.local.data);
+        limits.remote_sizes = Sizes::new(remote.max(1), limits.remote.data);
+        Self::first(limits)
     }
 
     /// Moves the origin of all marks to the present, so that states that differ only in how much

@@ -13,7 +13,7 @@ use thiserror::Error;
 /// Largest data or ack window, in credits: keeps every sum of two windows within a `u16`.
 pub const MAX_WINDOW: u16 = 4095;
 
-/// Data credits that a connection starts with, if its receiver offers more and does not say otherwise.
+/// Data credits that a connection starts with, if its receiver offers as many.
 pub const FIRST_DATA_CREDITS: u16 = 8;
 
 /// Smallest ack window, in credits: with one, each Ack would be answered by an Ack at
@@ -45,11 +45,11 @@ impl Window {
         Ok(self)
     }
 
-    /// The window that a connection starts with: at most `credits` for data, all acks.
+    /// The window that a connection starts with: at most [`FIRST_DATA_CREDITS`] for data, all acks.
     #[inline]
     #[must_use]
-    pub const fn first(self, credits: u16) -> Self {
-        let data = if self.data < credits { self.data } else { credits };
+    pub const fn first(self) -> Self {
+        let data = if self.data < FIRST_DATA_CREDITS { self.data } else { FIRST_DATA_CREDITS };
         Self { data, ack: self.ack }
     }
 
@@ -71,8 +71,8 @@ impl Window {
         self.ack / 2 + 1
     }
 
-    /// RECVs that the receiver has posted for such a window, in WRs: `D + I + 1`, one for CLOSE, which
-    /// is sent once and costs no credit.
+    /// RECVs that the receiver has posted for such a window, in WRs: `D + I + 1`, one for CLOSE,
+    /// which is sent once and costs no credit.
     #[inline]
     #[must_use]
     pub const fn rq_len(self) -> u32 {
@@ -158,7 +158,7 @@ pub enum WindowError {
     /// [`Window::ack`] is out of its range.
     #[error(
         "{side} offers an ack window of {ack} credits: it must offer {MIN_ACK_WINDOW} to \
-         {MAX_WINDOW}, as with fewer both ends answer each other's acks for ever"
+         {MAX_WINDOW}, as with fewer both ends would acknowledge each other's acks forever"
     )]
     Ack {
         /// Whose window.
@@ -168,7 +168,7 @@ pub enum WindowError {
     },
     /// [`SendQueueBudget::message_slots`] is 0 or more than all data slots.
     #[error(
-        "the largest message takes {message} of {data} data slots of the send queue: split \
+        "the largest message takes {message} of the {data} data slots of the send queue: split \
          messages or reserve more slots, so that it takes 1 to {data}"
     )]
     MessageSlots {
@@ -178,7 +178,9 @@ pub enum WindowError {
         data: u16,
     },
     /// [`SendQueueBudget::ack_slots`] is 0.
-    #[error("no slot of the send queue for acks: reserve 1 or more, best the peer's ack window")]
+    #[error(
+        "no slot of the send queue for acks: reserve at least 1, ideally the peer's ack window"
+    )]
     NoAckSlot,
     /// [`SendQueueBudget::signal_interval`] is 0.
     #[error("a signal interval of 0 slots: use 1 to signal every message, or more")]
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_out_of_range_say_whose_and_what_to_do() {
+    fn invalid_window_names_its_end_and_remedy() {
         for data in [0, MAX_WINDOW + 1, u16::MAX] {
             let error = Window { data, ack: 2 }.validate(Side::Remote).expect_err("out of range");
             assert_eq!(error, WindowError::Data { side: Side::Remote, data });

@@ -84,6 +84,20 @@ pub struct MaxStreamData {
     pub bytes: u64,
 }
 
+impl MaxStreamData {
+    /// The one that counts of two, which may have been said in any order: that of the later
+    /// message, whose number may have wrapped around, and of one message the larger.
+    #[must_use]
+    pub(crate) fn latest(self, other: Option<Self>) -> Self {
+        let Some(other) = other else { return self };
+        match other.number.wrapping_sub(self.number) {
+            0 => Self { bytes: self.bytes.max(other.bytes), ..self },
+            1..0x8000_0000 => other,
+            0x8000_0000.. => self,
+        }
+    }
+}
+
 /// The optional blocks of a frame.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Blocks {
@@ -171,18 +185,6 @@ impl Blocks {
             out.extend_from_slice(&bytes.to_le_bytes());
         }
     }
-
-    /// The first block present that only `Features::ARENA` allows.
-    fn of_arena(flags: u8, releases: u8, extents: u8) -> Option<&'static str> {
-        let used = [
-            (flags & flags::ARENA != 0, "ARENA block"),
-            (flags & flags::STARVED != 0, "STARVED flag"),
-            (flags & flags::MAX_STREAM_DATA != 0, "MAX_STREAM_DATA block"),
-            (releases != 0, "released extents"),
-            (extents != 0, "arena extents"),
-        ];
-        used.into_iter().find_map(|(used, name)| used.then_some(name))
-    }
 }
 
 fn put_extents(out: &mut OutBuf, extents: &Extents) {
@@ -199,18 +201,20 @@ pub(super) fn parse(
     rest: &[u8],
     features: Features,
 ) -> Result<(Blocks, usize), ProtocolError> {
+    let has_arena = features.contains(Features::ARENA);
     let has_slots = features.contains(Features::REPLY_SLOTS);
-    let reserved = [
+    let unagreed = [
+        (flags & flags::ARENA != 0 && !has_arena, "ARENA block"),
+        (flags & flags::STARVED != 0 && !has_arena, "STARVED flag"),
+        (flags & flags::MAX_STREAM_DATA != 0 && !has_arena, "MAX_STREAM_DATA block"),
+        (releases != 0 && !has_arena, "released extents"),
+        (extents != 0 && !has_arena, "arena extents"),
         (flags & flags::SLOT_ADVERTISE != 0 && !has_slots, "SLOT block"),
         (flags & flags::SLOT_PLACED != 0 && !has_slots, "PLACED block"),
         (flags & flags::SLOTS_DONE != 0 && !has_slots, "DONE block"),
         (flags & flags::CRC32C != 0, "CRC32C block"),
     ];
-    let reserved = reserved.into_iter().find_map(|(used, name)| used.then_some(name));
-    let unagreed = Blocks::of_arena(flags, releases, extents)
-        .filter(|_| !features.contains(Features::ARENA))
-        .or(reserved);
-    if let Some(name) = unagreed {
+    if let Some(name) = unagreed.into_iter().find_map(|(used, name)| used.then_some(name)) {
         return Err(ProtocolError::NotAgreed(name));
     }
     let mut fields = Fields { rest, at: HEADER_BYTES };

@@ -216,7 +216,7 @@ fn every_truncation_of_a_golden_vector_is_refused() {
 }
 
 #[test]
-fn every_corrupted_byte_gives_a_frame_or_a_named_error() {
+fn corrupted_frame_parses_or_gives_named_error() {
     for (_, bytes, imm, _) in golden() {
         for at in 0..bytes.len() {
             for value in 0..=u8::MAX {

@@ -7,6 +7,7 @@ use std::fmt;
 
 use super::{Fields, HandshakeError, PREFIX_BYTES, VERSIONS, Versions, What, prefix, read_prefix};
 use crate::protocol::text::truncated;
+use crate::text::printable;
 
 /// Longest text of a reject, bytes.
 pub const REJECT_TEXT_MAX_BYTES: usize = 100;
@@ -63,12 +64,6 @@ impl RejectCode {
             other => Self::Other(other),
         }
     }
-
-    /// Whether the same request may succeed later.
-    #[must_use]
-    pub const fn is_temporary(self) -> bool {
-        matches!(self, Self::Busy | Self::ShuttingDown)
-    }
 }
 
 impl fmt::Display for RejectCode {
@@ -85,15 +80,25 @@ impl fmt::Display for RejectCode {
     }
 }
 
-/// The reason for a refused connection, as the client's error shows it.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{code}: {text}")]
+/// The reason for a refused connection. The client's error shows it, as [`printable`] text.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reject {
     /// The code, for programs.
     pub code: RejectCode,
     /// The text, for people; at most [`REJECT_TEXT_MAX_BYTES`] bytes of it are sent.
     pub text: String,
 }
+
+impl fmt::Display for Reject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.text {
+            "" => self.code.fmt(f),
+            text => write!(f, "{}: {}", self.code, printable(text)),
+        }
+    }
+}
+
+impl std::error::Error for Reject {}
 
 impl Reject {
     /// A reject. Text beyond the limit is cut off when it is written.
@@ -117,8 +122,10 @@ impl Reject {
     /// The ends have no common version.
     #[must_use]
     pub fn version_mismatch(server: Versions, client: Versions) -> Self {
-        let text =
-            format!("server speaks versions {server}, this client {client}; update the older one");
+        let text = format!(
+            "the server speaks versions {server}, this client {client}; update the older \
+                     one"
+        );
         Self::new(RejectCode::VersionMismatch, text)
     }
 

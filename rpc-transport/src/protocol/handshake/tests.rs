@@ -7,7 +7,6 @@ fn offer() -> Offer {
         versions: Versions { min: 1, max: 2 },
         features: Features::ACK_IMMEDIATE.with(Features::ARENA),
         window: Window { data: 0x0040, ack: 2 },
-        first_data: 8,
         receive_buffer_bytes: 8192,
         max_message_bytes: 64 << 20,
         assembly_bytes: 0x0012_3456_789a,
@@ -79,7 +78,7 @@ fn every_truncation_is_refused() {
 }
 
 #[test]
-fn every_corrupted_byte_gives_an_offer_or_a_named_error() {
+fn corrupted_offer_parses_or_gives_named_error() {
     let request = padded(&golden_request(), REQ_PRIVATE_DATA_BYTES);
     let reject = padded(&golden_reject(), REJ_PRIVATE_DATA_BYTES);
     for (at, value) in (0..REJ_PRIVATE_DATA_BYTES).flat_map(|at| (0..=255).map(move |v| (at, v))) {
@@ -140,54 +139,6 @@ fn fields_of_a_later_version_are_skipped() {
     assert_eq!(Offer::from_reply(&bytes), Ok(offer()));
 }
 
-/// An offer whose window starts with 2 data credits, and doubles up to 64.
-fn small_start() -> Offer {
-    Offer { first_data: 2, ..offer() }
-}
-
-#[test]
-fn a_window_that_starts_small_is_a_small_one_to_earlier_builds() {
-    let mut bytes = golden_request();
-    bytes[4] = 56;
-    bytes[10] = 2;
-    bytes.push(5);
-    assert_eq!(small_start().to_request().to_vec(), bytes);
-    assert_eq!(Offer::from_request(&bytes), Ok(small_start()));
-    // What those read of it, which know nothing of the last byte.
-    bytes[4] = 55;
-    bytes[55] = 0;
-    let window = Window { data: 2, ack: 2 };
-    assert_eq!(Offer::from_request(&bytes), Ok(Offer { window, ..small_start() }));
-}
-
-#[test]
-fn windows_that_start_small_are_what_their_offers_say() {
-    for most in 1..=300 {
-        for first in 1..=8 {
-            let config = LinkConfig::default().data_credits(most).first_data_credits(first);
-            let sent = Offer::new(&config, Features::NONE, 1);
-            assert_eq!(Offer::from_reply(&sent.to_reply()), Ok(sent), "{first} of {most}");
-            assert_eq!(sent.validate(), Ok(()), "{first} of {most}");
-            assert_eq!(sent.first_data, first.min(most));
-            assert!(sent.window.data <= most && sent.window.data * 2 > most, "{first} of {most}");
-        }
-    }
-}
-
-#[test]
-fn a_window_that_doubles_beyond_what_there_is_is_refused() {
-    let mut bytes = padded(&golden_request(), REQ_PRIVATE_DATA_BYTES);
-    bytes[4] = 56;
-    // 64 credits doubled so often: up to 2,048, and beyond 4,095, and beyond a u16.
-    for doublings in 0..=255 {
-        bytes[55] = doublings;
-        let offer = Offer::from_request(&bytes).unwrap();
-        let window = offer.validate();
-        assert_eq!(window.is_ok(), doublings & 15 <= 5, "{doublings}: {window:?}");
-        assert_eq!(Offer::from_request(&offer.to_request()), Ok(offer), "{doublings}");
-    }
-}
-
 #[test]
 fn a_bad_value_is_refused_by_its_name() {
     type Change = fn(&mut Offer);
@@ -217,7 +168,7 @@ fn with_versions(min: u8, max: u8) -> Offer {
 }
 
 #[test]
-fn the_version_is_the_smaller_maximum_if_both_minima_allow_it() {
+fn version_is_the_highest_common_one() {
     for ((min, max), (peer_min, peer_max), version) in [
         ((1, 1), (1, 1), Some(1)),
         ((1, 3), (1, 2), Some(2)),
@@ -240,7 +191,7 @@ fn a_version_mismatch_reaches_the_client_in_words() {
     assert_eq!(read.code, RejectCode::VersionMismatch);
     assert_eq!(
         read.text,
-        "server speaks versions 2 to 3, this client 1 to 1; update the older one"
+        "the server speaks versions 2 to 3, this client 1 to 1; update the older one"
     );
     assert_eq!(with_versions(1, 1).agree_as_client(&with_versions(2, 3)), Err(reject));
 }
@@ -257,7 +208,7 @@ fn features_are_intersected() {
 }
 
 #[test]
-fn the_longest_reject_fits_and_is_cut_between_characters() {
+fn longest_reject_fits_and_keeps_whole_characters() {
     let reject = Reject::new(RejectCode::Application, "ß".repeat(80));
     let bytes = reject.to_bytes();
     assert!(bytes.len() <= REJ_PRIVATE_DATA_BYTES);
@@ -267,11 +218,20 @@ fn the_longest_reject_fits_and_is_cut_between_characters() {
 }
 
 #[test]
+fn a_reject_is_shown_as_printable_text() {
+    let reject = Reject::new(RejectCode::Application, "no\n\u{1b}[2J\u{202e}");
+    let read = Reject::from_bytes(&reject.to_bytes()).unwrap();
+    assert_eq!(read.text, reject.text);
+    let shown = r"refused by the application: no\n\u{1b}[2J\u{202e}";
+    assert_eq!(read.to_string(), shown);
+    assert_eq!(Reject::new(RejectCode::Busy, "").to_string(), "busy");
+}
+
+#[test]
 fn every_reject_code_survives_the_wire() {
     for code in 0..=u16::MAX {
         assert_eq!(RejectCode::from_wire(code).to_wire(), code);
     }
-    assert!(RejectCode::Busy.is_temporary() && !RejectCode::VersionMismatch.is_temporary());
     let shown = Reject::new(RejectCode::Busy, "64 of 64 connections").to_string();
     assert_eq!(shown, "busy: 64 of 64 connections");
 }
@@ -301,7 +261,6 @@ proptest! {
     ) {
         let sent = Offer {
             window: Window { data, ack },
-            first_data: data.min(8),
             receive_buffer_bytes: buffer,
             max_message_bytes: max,
             nonce,

@@ -1,17 +1,18 @@
-//! Fast paths: see that there is nothing to send, send a small message when nothing is queued, without
-//! building a [`Transmit`](super::Transmit), and receive one without an [`Inbound`](super::Inbound).
+//! Fast paths: find that there is nothing to send, send a small message without building a
+//! [`Transmit`](super::Transmit), and receive one without an [`Inbound`](super::Inbound).
 //!
-//! Each has the same effect as the slow path in [`link`](super); the invariants are those of that
+//! Each has the same effect as the slow path in [`link`](super). The invariants are those of that
 //! module.
 
 use std::time::Instant;
 
+use super::bulk::landing_zone::LandingZone;
 use super::{Lane, Link};
 use crate::message::outgoing::OutBuf;
 use crate::protocol::credit::Stamp;
 use crate::protocol::frame::{self, SLOT_BLOCK_BYTES};
 
-/// What is to be known of a whole small message to post it, beside its bytes.
+/// What a whole small message needs to be posted, in addition to its bytes.
 #[derive(Debug, Clone, Copy)]
 #[must_use = "a credit and a slot are spent, so the message has to be posted"]
 pub(crate) struct Stamped {
@@ -22,9 +23,10 @@ pub(crate) struct Stamped {
 }
 
 impl Link {
-    /// [`Link::on_frame`] for a plain frame that breaks no rule, while no end closes: it was a message, which is
-    /// what follows the [header](crate::protocol::frame::HEADER_BYTES). False: it is for
-    /// [`Link::on_any_frame`]. Behind some of these, [`Link::on_plain_frames`].
+    /// [`Link::on_frame`] for a plain frame that breaks no rule, while neither end closes. Returns
+    /// whether it was one; the message then follows the
+    /// [header](crate::protocol::frame::HEADER_BYTES). If not, call [`Link::on_any_frame`]. After
+    /// one or more plain frames, call [`Link::on_plain_frames`].
     #[inline]
     pub(crate) fn on_plain_frame(&mut self, imm: Option<u32>, bytes: &[u8]) -> bool {
         let Some(grant) = frame::plain(bytes, imm) else { return false };
@@ -37,15 +39,15 @@ impl Link {
         self.keep_alive.on_received(now);
     }
 
-    /// Whether messages may leave by [`Link::stamp_now`]: the link is open, and nothing waits. That stays so
-    /// until a message is queued or something arrives.
+    /// Whether messages may leave by [`Link::stamp_now`]: the link is open, and nothing is queued.
+    /// That stays so until a message is queued or a frame arrives.
     #[inline]
     pub(crate) fn is_clear(&mut self) -> bool {
         !self.is_closing() && self.has_nothing_queued()
     }
 
-    /// [`Link::submit`] and [`Link::poll_transmit`] in one, where [`Link::is_clear`]: makes a message a
-    /// frame, to be posted. `None` if it has to be submitted.
+    /// [`Link::submit`] and [`Link::poll_transmit`] in one, if [`Link::is_clear`]: makes a message
+    /// a frame, to be posted. `None` if it has to be submitted.
     #[inline]
     pub(crate) fn stamp_now(&mut self, lane: Lane, message: &mut OutBuf) -> Option<Stamped> {
         debug_assert!(!self.is_closing() && self.lanes.is_empty(), "others go first");
@@ -54,7 +56,7 @@ impl Link {
         }
         let stamp = self.spend()?;
         self.prepend_header(message, &stamp);
-        self.slices.on_small();
+        self.bulk.on_small();
         let Stamp { signaled, mark, .. } = stamp;
         Some(Stamped { signaled, token: mark.to_bits().into() })
     }
@@ -65,36 +67,51 @@ impl Link {
         self.credits.is_ack_due()
     }
 
-    /// Whether nothing is left for the engine: neither frames, but for an Ack, nor what is to be done beside
-    /// them. That stays so until a message is queued, or anything else than a plain frame arrives.
-    pub(crate) fn is_at_rest(&self) -> bool {
+    /// Whether the engine has nothing to do for this link, except to send an Ack. That stays so
+    /// until a message is queued, or a frame arrives that is not plain.
+    pub(crate) fn has_nothing_due(&self) -> bool {
         !self.is_closing()
             && self.has_begun_nothing()
-            && !self.arenas.as_ref().is_some_and(|arenas| arenas.is_due_so_far())
+            && !self.is_release_due()
             && self.wanted_arena().is_none()
             && self.readers.is_empty()
             && self.freed.is_empty()
-            && !self.has_window_news()
+            && self.wanted_growth().is_none()
     }
 
-    /// Whether other threads have given back memory of arenas since it was last asked what waits. All else
-    /// that may be to be sent comes by calls of the link.
+    /// Whether other threads have returned chunks since the link last collected them. All other
+    /// work reaches the link by its methods.
     #[inline]
     pub(crate) fn has_returns(&self) -> bool {
-        self.arenas.as_ref().is_some_and(|arenas| arenas.has_returns())
+        self.assembly.landing().is_some_and(LandingZone::has_returns)
     }
 
     /// Whether no message or control frame waits; the choice between lanes can then be skipped.
     #[inline]
     pub(super) fn has_nothing_queued(&mut self) -> bool {
-        self.has_begun_nothing() && !self.arenas.as_mut().is_some_and(|arenas| arenas.is_due())
+        self.has_begun_nothing() && !self.collect_releases()
+    }
+
+    /// Whether a Release frame is due, after a look at what the application has returned.
+    #[inline]
+    pub(super) fn collect_releases(&mut self) -> bool {
+        let Some(landing) = self.assembly.landing_mut() else { return false };
+        landing.collect();
+        self.is_release_due()
+    }
+
+    /// [`Link::collect_releases`] without that look.
+    #[inline]
+    fn is_release_due(&self) -> bool {
+        self.assembly.landing().is_some_and(LandingZone::is_due)
+            || self.write_path.as_ref().is_some_and(|path| path.has_news())
     }
 
     #[inline]
     fn has_begun_nothing(&self) -> bool {
         self.lanes.is_empty()
             && self.segmenter.is_empty()
-            && !self.slices.has_begun()
+            && !self.bulk.has_begun()
             && !self.keep_alive.is_due()
     }
 
@@ -110,7 +127,7 @@ impl Link {
     #[inline]
     #[must_use]
     pub fn owed_data(&self) -> u16 {
-        self.credits.counters().owed.credits().data
+        self.credits.counters().owed.data()
     }
 
     /// Data credits that this end offers the peer now, those owed and spent among them.

@@ -23,13 +23,19 @@ pub enum Lane {
     Bulk,
 }
 
-/// Messages that wait to be sent on a connection.
+/// Longest message that no reservation of a memory budget is made for, bytes. All that wait are
+/// charged together: see [`Waiting::together_bytes`].
+pub const TOGETHER_BYTES: u64 = 16 * 1024;
+
+/// Messages that wait to be sent on a connection, by the memory that they hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Waiting {
     /// Small messages, bytes.
     pub small_bytes: u64,
     /// Large messages, bytes. Each counts in full until its last byte has been posted.
     pub large_bytes: u64,
+    /// Those of them, small or large, that are not longer than [`TOGETHER_BYTES`].
+    pub together_bytes: u64,
     /// The longest message that counts as small, bytes.
     pub longest_small: usize,
 }
@@ -52,11 +58,24 @@ pub(super) struct Queued {
     pub(super) message: OutBuf,
 }
 
+impl Queued {
+    /// Memory that it holds while it waits, bytes.
+    fn held_bytes(&self) -> u64 {
+        size_of::<Self>() as u64 + self.message.held_bytes()
+    }
+
+    fn is_charged_together(&self) -> bool {
+        self.message.total_len() <= TOGETHER_BYTES
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     queues: [VecDeque<Queued>; 3],
-    /// Bytes of the messages in each queue.
+    /// Memory that the messages in each queue hold, bytes.
     bytes: [u64; 3],
+    /// See [`Waiting::together_bytes`].
+    together_bytes: u64,
     /// Small messages sent while a bulk frame could have been sent.
     overtaken: u8,
 }
@@ -64,7 +83,9 @@ pub(super) struct Lanes {
 impl Lanes {
     #[inline]
     pub(super) fn push(&mut self, lane: Lane, queued: Queued) {
-        self.bytes[lane as usize] += queued.message.total_len();
+        let bytes = queued.held_bytes();
+        self.bytes[lane as usize] += bytes;
+        self.together_bytes += if queued.is_charged_together() { bytes } else { 0 };
         self.queues[lane as usize].push_back(queued);
     }
 
@@ -92,13 +113,24 @@ impl Lanes {
     #[inline]
     pub(super) fn pop(&mut self, lane: Lane) -> Option<Queued> {
         let queued = self.queues[lane as usize].pop_front()?;
-        self.bytes[lane as usize] -= queued.message.total_len();
+        self.on_taken(lane as usize, &queued);
         Some(queued)
     }
 
-    /// Bytes of the messages that wait in a lane.
+    fn on_taken(&mut self, queue: usize, queued: &Queued) {
+        let bytes = queued.held_bytes();
+        self.bytes[queue] -= bytes;
+        self.together_bytes -= if queued.is_charged_together() { bytes } else { 0 };
+    }
+
+    /// Memory that the messages of a lane hold, bytes.
     pub(super) fn bytes(&self, lane: Lane) -> u64 {
         self.bytes[lane as usize]
+    }
+
+    /// See [`Waiting::together_bytes`].
+    pub(super) fn together_bytes(&self) -> u64 {
+        self.together_bytes
     }
 
     #[inline]
@@ -118,17 +150,19 @@ impl Lanes {
     /// Takes all messages.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = OutBuf> + use<> {
         self.bytes = [0; 3];
+        self.together_bytes = 0;
         std::mem::take(&mut self.queues).into_iter().flatten().map(|queued| queued.message)
     }
 
     /// Takes a message out of its queue. Linear in the messages before it; when many calls time
     /// out, the oldest are revoked first, so that is short.
     pub(super) fn remove(&mut self, tag: u64) -> Option<OutBuf> {
-        self.queues.iter_mut().zip(&mut self.bytes).find_map(|(queue, bytes)| {
+        let found = self.queues.iter_mut().enumerate().find_map(|(index, queue)| {
             let at = queue.iter().position(|queued| queued.tag == tag)?;
-            let message = queue.remove(at)?.message;
-            *bytes -= message.total_len();
-            Some(message)
-        })
+            Some((index, queue.remove(at)?))
+        });
+        let (index, queued) = found?;
+        self.on_taken(index, &queued);
+        Some(queued.message)
     }
 }

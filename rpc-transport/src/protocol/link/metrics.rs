@@ -1,5 +1,6 @@
 //! A snapshot of a link's counters, for metrics and tests. Changes nothing.
 
+use super::bulk::landing_zone::LandingZone;
 use super::{Lane, Link};
 use crate::protocol::arena::{ArenaOwner, ArenaWriter};
 use crate::protocol::credit::Counters;
@@ -32,11 +33,11 @@ pub struct LinkMetrics {
     pub landing_held: u32,
     /// Chunks of this end's arenas whose release waits for a frame.
     pub landing_releasing: u32,
-    /// Chunks of the peer's arenas, as far as this end knows.
+    /// Chunks in the peer's arenas, as far as this end knows.
     pub peer_chunks: u32,
-    /// Chunks of the peer's arenas that are not asked back.
+    /// Chunks in the peer's arenas that it has not asked back.
     pub peer_usable: u32,
-    /// Chunks of the peer's arenas that are free to write.
+    /// Chunks in the peer's arenas that are free to write.
     pub peer_free: u32,
     /// Times that something had to wait because the peer had granted no data credit.
     pub starved_count: u64,
@@ -44,8 +45,8 @@ pub struct LinkMetrics {
     pub queue_full_count: u64,
 }
 
-/// What this link ran short of. Counts how often that began, not how long it lasted: the link has no
-/// clock.
+/// What this link ran short of. Counts how often that began, not how long it lasted: the link has
+/// no clock.
 #[derive(Debug, Default)]
 pub(super) struct Shortages {
     starved_count: u64,
@@ -69,15 +70,16 @@ impl Link {
     /// A snapshot.
     #[must_use]
     pub fn metrics(&self) -> LinkMetrics {
-        let (owner, writer) = self.arenas.as_ref().map(|arenas| arenas.ends()).unzip();
+        let owner = self.assembly.landing().map(LandingZone::owner);
+        let writer = self.write_path.as_ref().map(|path| path.arenas());
         LinkMetrics {
             counters: self.credits.counters(),
             urgent_count: self.lanes.count(Lane::Urgent),
             small_count: self.lanes.count(Lane::Small),
             bulk_count: self.lanes.count(Lane::Bulk),
-            bulk_unsent_bytes: self.segmenter.unsent_bytes() + self.slices.unsent_bytes(),
-            is_segment_first: self.slices.is_first(),
-            bulk_credits_out: self.bulk_window.credits_out(),
+            bulk_unsent_bytes: self.segmenter.unsent_bytes() + self.bulk.unsent_bytes(),
+            is_segment_first: self.bulk.must_finish(),
+            bulk_credits_out: self.bulk.window().credits_out(),
             assembly_bytes: self.assembly.held_bytes(),
             open_slots: self.open_slot_count(),
             landing_chunks: owner.map_or(0, ArenaOwner::chunk_count),
@@ -95,21 +97,20 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::credit::{Grant, SendQueueMark};
+    use crate::protocol::credit::{Owed, SendQueueMark};
 
     #[test]
-    fn a_shortage_counts_once_however_often_it_is_looked_at() {
+    fn shortage_counts_once_however_often_checked() {
         let mut shortages = Shortages::default();
         let mut look = |data_credits, data_slots| {
             shortages.look(&Counters {
                 data_credits,
                 data_slots,
                 ack_credits: 1,
-                owed: Grant::default(),
+                owed: Owed::default(),
                 local_window: 8,
                 remote_window: 8,
                 is_asked: false,
-                gives_back: false,
                 ack_slots: 1,
                 unsignaled: 0,
                 posted: SendQueueMark::default(),

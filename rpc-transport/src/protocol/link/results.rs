@@ -38,6 +38,10 @@ impl<M> Revoked<M> {
     }
 }
 
+/// Whether the reader of a large message will copy its tail out, given its head: see
+/// [`Link::on_frame_with`](super::Link::on_frame_with).
+pub type CopiesTail<'a> = &'a dyn Fn(&[u8]) -> bool;
+
 /// Something the link no longer needs. Drop it outside of any lock: its memory may be the user's.
 #[derive(Debug)]
 pub enum Freed {

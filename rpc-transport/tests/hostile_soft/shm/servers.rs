@@ -1,9 +1,9 @@
-//! Hostile servers of the shm wire, and what an honest client makes of them.
+//! Hostile servers of the shm wire, and the reactions of an honest client.
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rpc_transport::connect::address::Address;
-use rpc_transport::connect::error::ConnectError;
+use rpc_transport::address::Address;
+use rpc_transport::device::connection_error::ConnectError;
 use rpc_transport::device::{Connector, RemoteSlice, SendOp, SendWr, soft};
 use rustix::fs::SealFlags;
 use rustix::mm::ProtFlags;
@@ -20,7 +20,7 @@ use crate::fixture::*;
 
 /// A region without a file is written through the engine, where the hostile server may refuse it.
 #[test]
-fn a_region_that_cannot_be_mapped_is_written_by_packets() {
+fn unmappable_region_is_written_by_packets() {
     let mut pair = Client::of_a_hostile_server();
     let to = RemoteSlice { address: 0x1000, rkey: 0x42 };
     let source = pair.end.filled(b"through the engine");
@@ -96,7 +96,7 @@ fn servers_that_answer_nonsense_are_named() {
     let good = || vec![memory_file(SEGMENT_BYTES, SEALS)];
     let answers: Vec<(&str, Vec<u8>, Vec<OwnedFd>)> = vec![
         ("dropped", vec![], vec![]),
-        ("version 7", bad_version, good()),
+        ("versions 7", bad_version, good()),
         ("kind 42", message(42, 512, b""), vec![]),
         ("another size", message(REPLY, 256, &[0; 196]), {
             vec![memory_file(segment_bytes(256), SEALS)]
@@ -129,9 +129,9 @@ fn servers_that_answer_nonsense_are_named() {
     }
 }
 
-/// Doorbells without end are read in batches; the file that a peer speaks of is found among them.
+/// An endless stream of doorbells is read in batches; an announced file is found among them.
 #[test]
-fn a_flood_of_doorbells_grows_nothing_and_hides_no_file() {
+fn flood_of_doorbells_grows_nothing_hides_nothing() {
     let _watchdog = Watchdog::start("a flood of doorbells");
     let mut pair = Client::of_a_hostile_server();
     let (rkey, len) = (0x42, 4096);
@@ -148,8 +148,8 @@ fn a_flood_of_doorbells_grows_nothing_and_hides_no_file() {
     pair.wait(|_| placed.word(0) == u32::from_le_bytes(*b"plac"));
 }
 
-/// Address space of this process is not the peer's to spend: what is too long to be mapped is
-/// written by packets.
+/// A peer cannot spend the address space of this process: regions too long to be mapped are written
+/// by packets.
 #[test]
 fn a_peer_cannot_make_us_map_a_terabyte() {
     let _watchdog = Watchdog::start("a terabyte");

@@ -1,19 +1,20 @@
-//! The doorbells of a batch: which peers are told at its end, and what may wait for more.
+//! The doorbells of a batch: which peers are notified at its end, and which notifications may wait
+//! for more.
 //!
 //! Invariants:
-//! 1. A QP is listed once at most.
-//! 2. What stays listed is told by the poll that finds nothing, by arming, and by the last of
-//!    [`MOST_HOLDING_POLLS`] polls in a row at the latest: where others keep all polls busy, too, no peer
-//!    waits for long.
+//! 1. A QP is listed at most once.
+//! 2. The peer of a listed QP is notified at the latest by the poll that finds nothing, by arming,
+//!    or by the last of [`MAX_HOLDING_POLLS`] polls in a row: no peer waits for long, even where
+//!    other QPs keep every poll busy.
 
 use std::sync::atomic::{Ordering, fence};
 
 use super::super::queue_pair::QueuePair;
-use super::{MOST_HELD_BELLS, MOST_HOLDING_POLLS, SoftCompletionQueue, notify};
+use super::{MAX_HELD_BELLS, MAX_HOLDING_POLLS, SoftCompletionQueue, notify};
 
 impl SoftCompletionQueue {
-    /// Rings the doorbells of all peers that were sent something and have armed (invariant 3 of the CQ), but for
-    /// those that are only to be told what was accepted.
+    /// Rings the doorbells of all peers that were sent something and have armed (invariant 3 of the
+    /// CQ), except those that only await an acknowledgement.
     #[inline]
     pub(super) fn ring_bells(&mut self) {
         if !self.bells.is_empty() {
@@ -21,7 +22,8 @@ impl SoftCompletionQueue {
         }
     }
 
-    /// The same as a poll begins: now and then for all of them.
+    /// Like [`SoftCompletionQueue::ring_bells`], as a poll begins: now and then it rings all of
+    /// them.
     #[inline]
     pub(super) fn ring_bells_in_poll(&mut self) {
         if self.bells.is_empty() {
@@ -29,14 +31,14 @@ impl SoftCompletionQueue {
             return;
         }
         self.holding_polls += 1;
-        if self.holding_polls < MOST_HOLDING_POLLS {
+        if self.holding_polls < MAX_HOLDING_POLLS {
             self.ring_listed(QueuePair::may_hold_bell);
         } else {
             self.ring_all_bells();
         }
     }
 
-    /// The same for all of them: the owner may sleep now, or the QPs end.
+    /// Rings all pending doorbells: the owner may sleep now, or the QPs end.
     #[inline]
     pub(super) fn ring_all_bells(&mut self) {
         self.holding_polls = 0;
@@ -45,15 +47,16 @@ impl SoftCompletionQueue {
         }
     }
 
-    /// The same as [`SoftCompletionQueue::ring_bells`], but for what may wait until the next poll.
+    /// Like [`SoftCompletionQueue::ring_bells`], except for doorbells that may wait until the next
+    /// poll.
     #[inline]
     pub(super) fn ring_bells_soon(&mut self) {
         let may_wait = |index: &u32| {
             let qp = self.entries[*index as usize].qp.as_deref();
             qp.is_some_and(|qp| qp.may_wait() || qp.may_hold_bell())
         };
-        // Held ones are looked at for each post, so they are few.
-        if self.bells.len() > MOST_HELD_BELLS || !self.bells.iter().all(may_wait) {
+        // Each post looks at the held ones, so they are kept few.
+        if self.bells.len() > MAX_HELD_BELLS || !self.bells.iter().all(may_wait) {
             self.ring_bells();
         }
     }
@@ -82,7 +85,7 @@ mod tests {
     use crate::device::soft::packet::{Extension, Head};
     use crate::device::{CompletionQueue, Ring};
 
-    use super::super::MOST_HOLDING_POLLS;
+    use super::super::MAX_HOLDING_POLLS;
     use super::super::testing::World;
 
     /// Counts packets, and throws them away.
@@ -106,15 +109,16 @@ mod tests {
         }
     }
 
-    /// How many packets the peer has got so far, how many of its own it knows to be accepted, and how many
-    /// bytes it has read.
+    /// The number of packets that the peer has received so far, of its own packets that it knows to
+    /// be accepted, and of bytes that it has read.
     fn heard(world: &mut World, taker: &mut Taker) -> (usize, u64, u64) {
         let wire = &mut world.peers[0].1;
         wire.receive(taker).unwrap();
         (taker.packets, wire.feedback().unwrap().accepted, wire.traffic().received)
     }
 
-    /// Over tcp each acknowledgement was a system call of its own, though the answer behind it was one, too.
+    /// A regression: over tcp each acknowledgement was a system call of its own, although the
+    /// answer after it was one too.
     #[test]
     #[cfg_attr(miri, ignore = "miri knows no epoll of this kind")]
     fn an_acknowledgement_goes_with_the_answer() {
@@ -130,16 +134,12 @@ mod tests {
         assert_eq!((packets, accepted), (1, 1));
         assert_eq!(bytes, 8 + 8, "one frame, with eight bytes in front");
         assert_eq!(world.poll(), 0);
-        assert_eq!(
-            heard(&mut world, &mut taker),
-            (1, 1, bytes),
-            "there was nothing left to be told"
-        );
+        assert_eq!(heard(&mut world, &mut taker), (1, 1, bytes), "nothing was left to send");
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "miri knows no epoll of this kind")]
-    fn without_an_answer_it_leaves_when_a_poll_finds_nothing_or_who_polls_goes_to_sleep() {
+    fn held_doorbell_rings_on_empty_poll_or_sleep() {
         let (mut world, mut taker) = (World::new(1), Taker { to: [0; 64], packets: 0 });
         world.send_signaled(0);
         assert_eq!(world.poll(), 1);
@@ -152,11 +152,11 @@ mod tests {
         assert_eq!(heard(&mut world, &mut taker).1, 2);
     }
 
-    /// A peer that waits for nothing else, such as one whose bulk window is used up, waited for as long as
-    /// others kept all polls busy.
+    /// A regression: a peer that waits for nothing else, for example because its bulk window is
+    /// used up, waited for as long as others kept all polls busy.
     #[test]
     #[cfg_attr(miri, ignore = "miri knows no epoll of this kind")]
-    fn an_acknowledgement_does_not_wait_for_long_where_polls_keep_finding_something() {
+    fn held_ack_leaves_soon_under_constant_load() {
         let (mut world, mut taker) = (World::new(2), Taker { to: [0; 64], packets: 0 });
         world.send_signaled(0);
         assert_eq!(world.poll(), 1);
@@ -165,7 +165,7 @@ mod tests {
             world.send(1);
             assert_eq!(world.poll(), 1);
             polls += 1;
-            assert!(polls <= MOST_HOLDING_POLLS, "it was told nothing in {polls} polls");
+            assert!(polls <= MAX_HOLDING_POLLS, "no ack in {polls} polls");
         }
     }
 }

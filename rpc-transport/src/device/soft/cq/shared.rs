@@ -1,21 +1,19 @@
 //! The SRQ of a CQ: making it, the QPs that use it, and its end (contract rule 22).
 
-use crate::device::{
-    NO_SRQ, PostErrorKind, ProviderError, QpCapacity, QpHandle, RecvWr, SRQ_IN_USE,
-};
+use crate::device::{NO_SRQ, PostErrorKind, ProviderError, QpCapacity, RecvWr, SRQ_IN_USE};
 
 use super::super::MAX_SRQ_WR;
 use super::super::queue_pair::QueuePair;
-use super::super::sink::Sink;
 use super::super::srq::Srq;
 use super::SoftCompletionQueue;
 
 impl SoftCompletionQueue {
     pub(super) fn new_srq(&mut self, domain: u64, max_wr: u32) -> Result<(), ProviderError> {
-        let before = self.queues.srq.as_ref().map_or(0, Srq::max_wr);
-        if self.queues.srq.as_ref().is_some_and(|srq| srq.users > 0) {
+        let before = self.queues.srq.as_ref();
+        if before.is_some_and(|srq| srq.users > 0) {
             return Err(ProviderError::Srq(SRQ_IN_USE));
         }
+        let reserved = before.map_or(0, |srq| srq.max_wr);
         if max_wr > MAX_SRQ_WR {
             let (asked, limit) = (u64::from(max_wr), u64::from(MAX_SRQ_WR));
             return Err(ProviderError::Limit {
@@ -24,11 +22,8 @@ impl SoftCompletionQueue {
                 limit,
             });
         }
-        self.check_room(max_wr.saturating_sub(before))?;
-        if self.queues.srq.is_some() {
-            self.end_srq()?;
-        }
-        self.reserved += max_wr;
+        self.check_room(max_wr.saturating_sub(reserved))?;
+        self.reserved = self.reserved - reserved + max_wr;
         self.queues.srq = Some(Srq::new(domain, max_wr));
         Ok(())
     }
@@ -48,7 +43,7 @@ impl SoftCompletionQueue {
             return Ok(());
         }
         let srq = self.queues.srq.as_mut().ok_or(ProviderError::Srq(NO_SRQ))?;
-        if srq.domain() != domain {
+        if srq.domain != domain {
             return Err(ProviderError::Srq("it belongs to another protection domain"));
         }
         if capacity.max_recv_wr > 0 {
@@ -58,25 +53,11 @@ impl SoftCompletionQueue {
         Ok(())
     }
 
-    /// A QP is destroyed. What it has taken of the SRQ stays to be polled.
-    pub(super) fn leave_srq(&mut self, gone: &mut QueuePair) {
-        if !gone.uses_srq() {
-            return;
-        }
-        let before = self.queues.completions.len();
-        gone.give_back(&mut Sink::queued(&mut self.queues));
-        if let Some(srq) = &mut self.queues.srq {
+    /// A QP is destroyed.
+    pub(super) fn leave_srq(&mut self, gone: &QueuePair) {
+        if let Some(srq) = self.queues.srq.as_mut().filter(|_| gone.uses_srq()) {
             srq.users -= 1;
         }
-        if self.queues.completions.len() > before {
-            self.fire();
-        }
-    }
-
-    /// Whether a RECV of the SRQ that a QP took is yet to be polled.
-    pub(super) fn is_awaited(&self, qp: QpHandle) -> bool {
-        let mut queued = self.queues.completions.iter();
-        queued.any(|queued| queued.is_shared && queued.completion.qp == qp)
     }
 
     /// A completion of a RECV of the SRQ is polled.
@@ -85,17 +66,6 @@ impl SoftCompletionQueue {
         if let Some(srq) = &mut self.queues.srq {
             srq.polled();
         }
-    }
-
-    pub(super) fn end_srq(&mut self) -> Result<(), ProviderError> {
-        let Some(srq) = &self.queues.srq else { return Err(ProviderError::Srq(NO_SRQ)) };
-        if srq.users > 0 {
-            return Err(ProviderError::Srq(SRQ_IN_USE));
-        }
-        self.reserved -= srq.max_wr();
-        self.queues.srq = None;
-        self.queues.completions.retain(|queued| !queued.is_shared);
-        Ok(())
     }
 }
 

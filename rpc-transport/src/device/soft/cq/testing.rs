@@ -1,4 +1,4 @@
-//! A CQ of the software device whose queue pairs have sockets, for tests.
+//! A CQ of the software device with queue pairs over sockets, for tests.
 
 use std::os::unix::net::UnixStream;
 use std::ptr::NonNull;
@@ -19,7 +19,7 @@ const RECVS: u32 = 16;
 const CAPACITY: QpCapacity =
     QpCapacity { max_send_wr: 2, max_recv_wr: RECVS, max_inline_bytes: 64, uses_srq: false };
 
-/// A CQ whose queue pairs have sockets, and the other ends of these.
+/// A CQ with queue pairs over sockets, and the other ends of the sockets.
 pub(super) struct World {
     pub(super) cq: SoftCompletionQueue,
     domain: ProtectionDomain,
@@ -57,7 +57,7 @@ impl World {
         self.send_flagged(peer, Flags::FIRST.with(Flags::LAST));
     }
 
-    /// The same, and asks to be told when it is accepted.
+    /// A peer sends such a message and asks for its acknowledgement.
     pub(super) fn send_signaled(&mut self, peer: usize) {
         self.send_flagged(peer, Flags::FIRST.with(Flags::LAST).with(Flags::ACK));
     }
@@ -70,7 +70,7 @@ impl World {
         wire.flush();
     }
 
-    /// Polls once. Returns of how many messages it has found.
+    /// Polls once. Returns the number of messages found.
     pub(super) fn poll(&mut self) -> usize {
         let mut polled: Vec<Completion> = Vec::new();
         self.cq.poll(&mut polled, 64).unwrap();
@@ -90,7 +90,7 @@ impl World {
         }
     }
 
-    /// Goes to sleep, as a driver does. Returns how many messages that has found.
+    /// Goes to sleep, as a driver does. Returns the number of messages found.
     pub(super) fn arm(&mut self) -> usize {
         self.cq.arm().unwrap();
         self.poll()

@@ -1,13 +1,13 @@
-//! The epoll set behind the event fd: what its events say, and which QPs it tells of.
+//! The epoll set behind the event fd: the meaning of its events, and the QPs that it reports.
 //!
-//! A ring's peer rings a doorbell only where it is asked to. A socket tells the set of each arrival, also
-//! while its QP is polled, and the set wakes whoever sleeps in it: an idle worker of the runtime, for each
-//! batch. So a QP that has such events though its CQ is polled without end is *muted*: the set tells no more
-//! of its arrivals, until the CQ is armed or the QP leaves the hot list.
+//! A ring's peer rings a doorbell only on request. A socket reports each arrival to the set, also
+//! while its QP is polled, and the set wakes its sleeper for each batch: an idle worker of the
+//! runtime. So a QP with such events whose CQ is polled continuously is *muted*: the set does not
+//! report its arrivals until the CQ is armed or the QP leaves the hot list.
 //!
 //! Invariants:
-//! 1. Only a hot QP is muted, and none while the CQ is armed.
-//! 2. What came while a QP was muted is found by the poll that follows arming.
+//! 1. Only hot QPs are muted, and none while the CQ is armed.
+//! 2. Arrivals at a muted QP are found by the poll that follows arming.
 
 #[cfg(test)]
 mod tests;
@@ -18,10 +18,11 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event, EventFlags};
 use rustix::io::Errno;
 
-use crate::device::{ProviderError, QpHandle};
+use crate::device::{CompletionQueue, QpEvent, QpHandle};
+use crate::user_code::logged;
 
 use super::super::queue_pair::QueuePair;
-use super::{KIND_OWN_BELL, KIND_QP, SoftCompletionQueue, event_data, find, no_fds};
+use super::{KIND_OWN_BELL, KIND_QP, SoftCompletionQueue, event_data, find};
 
 /// Most events taken from the epoll set in one system call.
 const EVENT_BATCH: usize = 64;
@@ -29,13 +30,13 @@ const EVENT_BATCH: usize = 64;
 impl SoftCompletionQueue {
     /// Takes the events of the set while the CQ is polled. Returns whether there were any.
     #[cold]
-    pub(super) fn look_around(&mut self) -> bool {
+    pub(super) fn take_polled_events(&mut self) -> bool {
         let is_awake = !std::mem::take(&mut self.was_armed) && !self.armed;
         self.take_events(is_awake)
     }
 
-    /// Takes events from the epoll set and puts their QPs on the hot list. Mutes those that were on it, if
-    /// `mutes`. Returns whether there were any.
+    /// Takes events from the epoll set and puts their QPs on the hot list. Mutes those that were on
+    /// it, if `mutes`. Returns whether there were any.
     #[cold]
     pub(super) fn take_events(&mut self, mutes: bool) -> bool {
         let mut any = false;
@@ -61,8 +62,8 @@ impl SoftCompletionQueue {
     fn on_event(&mut self, data: u64, flags: EventFlags, mutes: bool) {
         let Ok(index) = usize::try_from(data >> 32) else { return };
         let handle = match self.entries.get(index).and_then(|entry| entry.qp.as_ref()) {
-            // The QP of this event may be destroyed and its slot reused: the new QP must not see
-            // the event.
+            // The QP of this event may have been destroyed and its slot reused: the new QP must not
+            // see the event.
             Some(qp) if event_data(KIND_QP, qp.handle()).u64() == data => qp.handle(),
             _ => return,
         };
@@ -70,35 +71,45 @@ impl SoftCompletionQueue {
             let end = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
             qp.on_event(flags.intersects(end));
             if mutes && qp.hot && !qp.muted && qp.is_costly() && flags.contains(EventFlags::IN) {
-                // If it cannot be, it costs time only.
+                // A failure to mute costs only time.
                 let _ = self.set_muted(handle, true);
             }
         }
         self.heat(handle);
     }
 
-    /// Has the set tell of arrivals again where it does not, for who is about to sleep.
-    ///
-    /// # Errors
-    /// [`ProviderError::Resources`] when the set refuses.
-    pub(super) fn unmute_all(&mut self) -> Result<(), ProviderError> {
+    /// Lets the set report all arrivals again, for an owner that is about to sleep. A QP that the
+    /// set refuses to report ends, since its arrivals would go unnoticed; the other QPs continue.
+    pub(super) fn unmute_all(&mut self) {
         self.was_armed = true;
         if self.muted == 0 {
-            return Ok(());
+            return;
         }
         for at in 0..self.hot.len() {
             let qp = self.entries[self.hot[at] as usize].qp.as_deref();
-            if let Some(handle) = qp.filter(|qp| qp.muted).map(QueuePair::handle) {
-                self.set_muted(handle, false).map_err(|error| no_fds(error.into()))?;
+            if let Some(handle) = qp.filter(|qp| qp.muted).map(QueuePair::handle)
+                && let Err(error) = self.set_muted(handle, false)
+            {
+                self.end_unwatched(handle, error);
             }
         }
-        // The set has just looked at their sockets. What it has found the next poll finds, too, and that there
-        // is room to write need wake nobody.
+        // The set has just checked their sockets. The next poll finds what it found, and room to
+        // write need not wake anybody.
         self.take_events(false);
-        Ok(())
     }
 
-    /// Has the set tell of a QP's arrivals, or not.
+    #[cold]
+    fn end_unwatched(&mut self, handle: QpHandle, error: Errno) {
+        let Some(qp) = find(&mut self.entries, handle) else { return };
+        qp.muted = false;
+        self.muted -= 1;
+        // The QP exists.
+        let _ = self.modify_to_error(handle);
+        self.events.push_back(QpEvent::Fatal(handle, error.raw_os_error().unsigned_abs()));
+        logged(move || tracing::warn!(qp = ?handle, %error, "a socket can no longer be watched"));
+    }
+
+    /// Lets the set report a QP's arrivals, or not.
     pub(super) fn set_muted(&mut self, handle: QpHandle, muted: bool) -> Result<(), Errno> {
         let Some(qp) = find(&mut self.entries, handle) else { return Ok(()) };
         let Some((fd, news)) = qp.wire().watched() else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! The fast paths of small SENDs do what the general ones do.
+//! The fast paths of small SENDs have the same results as the general ones.
 
 use test_kit::for_seeds;
 
@@ -14,7 +14,7 @@ const HANDLE: QpHandle = QpHandle { index: 3, generation: 7 };
 const MAX_WR: u32 = 4;
 const RUNS: u64 = if cfg!(miri) { 2 } else { 100 };
 
-/// Who sends: one half of a queue pair, and the other end of its ring.
+/// The sender: one half of a queue pair, and the other end of its ring.
 struct Sender {
     requester: Requester,
     wire: Wire,
@@ -37,7 +37,7 @@ impl Sender {
         }
     }
 
-    /// Posts, and whether the fast path took it.
+    /// Posts; also returns whether the fast path took it.
     fn post(&mut self, is_fast: bool, wr_id: u64, signaled: bool, bytes: &[u8]) -> (String, bool) {
         let Self { requester, wire, used, .. } = self;
         if is_fast && requester.post_small(wr_id, signaled, bytes, wire, used) {
@@ -48,7 +48,7 @@ impl Sender {
         (format!("{:?}", requester.post(&mut wr, wire, used)), false)
     }
 
-    /// The peer takes all that is there, and what waited goes on. Gives what the peer saw.
+    /// The peer takes all waiting packets, and blocked WRs continue. Returns what the peer saw.
     fn go_on(&mut self) -> Vec<(u32, Vec<u8>)> {
         let mut seen = Vec::new();
         while let Some(word) = self.peer.ring.peek() {
@@ -69,7 +69,7 @@ impl Sender {
         seen
     }
 
-    /// All that can be seen of it, completions as polled by that.
+    /// All visible state; completions as a poll would return them.
     fn seen(&mut self) -> String {
         let done = self.queues.completions.drain(..).map(|queued| {
             self.used.free(queued.frees);
@@ -81,7 +81,7 @@ impl Sender {
 }
 
 #[test]
-fn a_small_send_is_posted_the_same_on_both_paths() {
+fn fast_path_posts_what_the_general_path_posts() {
     let (mut fast_posts, mut full) = (0, 0);
     for_seeds(0x0905, RUNS, |rng| {
         let [mut fast, mut slow] = [Sender::new(), Sender::new()];
@@ -89,7 +89,7 @@ fn a_small_send_is_posted_the_same_on_both_paths() {
             if rng.chance(30) {
                 assert_eq!(fast.go_on(), slow.go_on());
             } else {
-                // In one slot, in more, and above what may be inline.
+                // In one slot, in several, and above the inline limit.
                 let most = rng.pick(&[20, 120, Sender::MAX_INLINE as usize + 2]);
                 let (len, signaled) = (rng.index(most), rng.chance(50));
                 let bytes = rng.bytes(len);
@@ -104,7 +104,7 @@ fn a_small_send_is_posted_the_same_on_both_paths() {
     assert!(fast_posts > 0 && full > 0, "{fast_posts} on the fast path, {full} on a full queue");
 }
 
-/// Who receives: the other half.
+/// The receiver: the other half.
 struct Receiver {
     peer: RingWire,
     wire: RingWire,
@@ -116,7 +116,7 @@ struct Receiver {
 }
 
 impl Receiver {
-    /// Bytes of a RECV.
+    /// Size of a RECV buffer.
     const BUFFER_BYTES: u32 = 64;
 
     fn new() -> Self {
@@ -145,7 +145,7 @@ impl Receiver {
         }
     }
 
-    /// Takes the next packet, if there is one, and whether the fast path did.
+    /// Takes the next packet, if there is one; also returns whether the fast path did.
     fn take(&mut self, is_fast: bool) -> (Option<Result<(), Refusal>>, bool) {
         let Some(word) = self.wire.ring.peek() else { return (None, false) };
         let mut sink = Sink::queued(&mut self.queues);
@@ -157,7 +157,7 @@ impl Receiver {
         (Some(take_packet(word, wire, &mut targets)), false)
     }
 
-    /// All that can be seen of it, completions as polled by that.
+    /// All visible state; completions as a poll would return them.
     fn seen(&mut self) -> String {
         let done = self.queues.completions.drain(..).map(|queued| {
             self.used.free(queued.frees);
@@ -173,7 +173,7 @@ impl Receiver {
 }
 
 #[test]
-fn a_small_send_is_received_the_same_on_both_paths() {
+fn fast_path_receives_what_the_general_path_receives() {
     let (mut taken_fast, mut refusals) = (0, Vec::new());
     for_seeds(0x7a4e, RUNS, |rng| {
         let [mut fast, mut slow] = [Receiver::new(), Receiver::new()];
@@ -200,7 +200,7 @@ fn a_small_send_is_received_the_same_on_both_paths() {
                 assert_eq!(outcome, slow.take(false).0);
                 taken_fast += u32::from(was_fast);
                 if let Some(Err(refusal)) = outcome {
-                    // Nothing more is taken from a peer that was refused.
+                    // A peer that was refused cannot send anything more.
                     assert_eq!(fast.seen(), slow.seen());
                     refusals.push(refusal);
                     return;
@@ -217,7 +217,7 @@ fn a_small_send_is_received_the_same_on_both_paths() {
 
 #[test]
 #[cfg_attr(miri, ignore = "miri knows no pages")]
-fn a_queue_pair_that_rests_gives_back_all_but_what_a_message_is_arriving_in() {
+fn resting_queue_pair_keeps_only_the_arriving_buffer() {
     const PAGES: u32 = 2;
     let mut end = Receiver::with_buffers(4096 * PAGES);
     let mut buffers: Vec<_> = (0..MAX_WR).map(|_| end.pool.take().unwrap()).collect();
@@ -234,26 +234,26 @@ fn a_queue_pair_that_rests_gives_back_all_but_what_a_message_is_arriving_in() {
         assert_eq!(end.take(false).0, Some(Ok(())));
     };
     push(&mut end, Flags::FIRST, b"half of it, ");
-    end.responder.rest();
+    end.responder.release_pages();
     assert_eq!(resident(&end), PAGES);
     push(&mut end, Flags::LAST, b"and the rest");
     let done = end.queues.completions.pop_front().unwrap().completion;
     assert_eq!(&done.buffer.unwrap()[..24], b"half of it, and the rest");
-    // Now the next one is at the front; the one that has completed is none of the device's.
-    end.responder.rest();
+    // The next buffer is now at the front; the completed one is no longer the device's.
+    end.responder.release_pages();
     assert_eq!(resident(&end), PAGES);
 }
 
-/// It may be of a device that pins it.
+/// Such a buffer may belong to a device that pins it.
 #[test]
 #[cfg_attr(miri, ignore = "miri knows no pages")]
-fn a_queue_pair_that_rests_leaves_buffers_of_other_domains_alone() {
+fn resting_queue_pair_ignores_buffers_of_other_domains() {
     let mut end = Receiver::with_buffers(4096);
     let foreign = BufferPool::allocate(&SoftDomain::allocate(), 4096, 1).unwrap();
     end.post_recv(0);
     let mut buffer = foreign.take().unwrap();
     buffer.fill(7);
     assert!(end.responder.post(RecvWr { wr_id: 1, buffer }, &mut end.used).is_ok());
-    end.responder.rest();
+    end.responder.release_pages();
     assert_eq!(foreign.resident_pages(), 1);
 }

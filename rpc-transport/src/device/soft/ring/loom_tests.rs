@@ -1,7 +1,6 @@
 //! Every interleaving of publishing and consuming, and every outcome of weak memory:
-//! `RUSTFLAGS="--cfg rpc_loom"`. The ring is the one that runs; its memory is one whose every access
-//! loom sees, so that a packet which is read before it is whole, or a slot that is written while it is
-//! read, is a data race.
+//! `RUSTFLAGS="--cfg rpc_loom"`. The ring is the production one. loom sees every access to its
+//! memory, so reading an incomplete packet, or writing a slot while it is read, is a data race.
 #![allow(unsafe_code, reason = "copies to and from the ring take pointers")]
 
 use loom::cell::UnsafeCell;
@@ -13,7 +12,7 @@ use super::*;
 const SLOTS: usize = MIN_SLOTS;
 const BODY_BYTES: usize = SLOT_BYTES - WORD_BYTES;
 
-/// A word that may forget what orders it.
+/// A word whose accesses can be made relaxed.
 #[derive(Debug)]
 struct Long {
     word: AtomicU64,
@@ -30,7 +29,7 @@ impl LongWord for Long {
     }
 }
 
-/// A segment that loom watches.
+/// A segment that loom observes.
 #[derive(Debug)]
 struct Watched {
     accepted: Long,
@@ -106,7 +105,7 @@ impl Segment for Watched {
             }
             let at = offset - WORD_BYTES;
             self.bodies[slot].with_mut(|body| {
-                // SAFETY: loom checks that nobody else has it.
+                // SAFETY: loom checks that nobody else accesses it.
                 let body = unsafe { &mut *body };
                 body[at..at + part.len()].copy_from_slice(part);
             });
@@ -184,7 +183,7 @@ fn published(is_ordered: bool) {
     assert_eq!(found, [b"small".to_vec(), long.to_vec()]);
 }
 
-/// A slot is written again only when what was in it has been read.
+/// A slot is written again only after its contents have been read.
 fn consumed(is_ordered: bool) {
     let (mut from, mut to) = pair(is_ordered);
     for number in 0..SLOTS as u8 - 1 {
@@ -209,7 +208,8 @@ fn consumed(is_ordered: bool) {
     assert!(take(&mut to).is_none());
 }
 
-/// What an earlier lap has left in a slot is never taken for the packet that is expected there.
+/// The remains of an earlier lap in a slot are never mistaken for the packet that is expected
+/// there.
 fn invalidated(is_ordered: bool) {
     let (mut from, mut to) = pair(is_ordered);
     // Its payload looks like the packet at position 9, in the slot of that packet.
@@ -221,7 +221,7 @@ fn invalidated(is_ordered: bool) {
     assert_eq!(take(&mut to).unwrap(), mimic);
     to.publish();
     advance(&mut from, &mut to, SLOTS as u64);
-    // Without a body, whose reading would be ordered by itself.
+    // Without a body, since reading one would add an ordering of its own.
     let sender = thread::spawn(move || {
         assert!(push(&mut from, b""));
         from
@@ -234,34 +234,34 @@ fn invalidated(is_ordered: bool) {
 }
 
 #[test]
-fn a_packet_is_found_whole_or_not_at_all() {
+fn packet_is_found_whole_or_not_at_all() {
     loom::model(|| published(true));
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn without_release_and_acquire_a_packet_is_found_in_pieces() {
+fn relaxed_orderings_tear_a_packet() {
     loom::model(|| published(false));
 }
 
 #[test]
-fn a_slot_is_written_again_when_it_has_been_read() {
+fn slot_is_rewritten_only_after_it_was_read() {
     loom::model(|| consumed(true));
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn without_release_and_acquire_a_slot_is_written_while_it_is_read() {
+fn relaxed_orderings_overwrite_a_slot_being_read() {
     loom::model(|| consumed(false));
 }
 
 #[test]
-fn an_earlier_lap_is_never_taken_for_a_packet() {
+fn earlier_lap_is_never_taken_for_a_packet() {
     loom::model(|| invalidated(true));
 }
 
 #[test]
 #[should_panic(expected = "nothing was sent there")]
-fn without_release_and_acquire_an_earlier_lap_is_taken_for_a_packet() {
+fn relaxed_orderings_mistake_an_earlier_lap() {
     loom::model(|| invalidated(false));
 }

@@ -1,5 +1,5 @@
 //! Drives both rings of a connection by random operations, and compares the result with two queues
-//! of what was sent. Either side may go away at any point; what it has sent stays readable.
+//! of sent packets. Either side may leave at any point; its packets stay readable.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::device::soft::packet::Span;
 
-/// What one side does.
+/// One operation of one side.
 #[derive(Debug, Clone)]
 enum Operation {
     /// Sends a packet: bytes of payload, in two pieces, and the extension. The payload looks like
@@ -82,7 +82,7 @@ struct Side {
     ring: Option<Ring>,
     sent: VecDeque<Packet>,
     tail: u64,
-    /// How far the other side has received, and acknowledged, the packets.
+    /// The number of packets that the other side has received, and acknowledged.
     taken: u64,
     published: u64,
     /// The other side may be waiting for something since its doorbell was last checked.
@@ -230,7 +230,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn what_one_side_sends_is_what_the_other_takes_in(
+    fn operations_round_trip_through_the_ring(
         slots in prop_oneof![Just(8_usize), Just(16), Just(64)],
         operations in proptest::collection::vec((any::<bool>(), operation()), 0..600),
     ) {
@@ -242,7 +242,7 @@ proptest! {
             let (side, other) = if swap { (&mut far, &mut near) } else { (&mut near, &mut far) };
             act(side, other, slots as u64, operation);
         }
-        // Packets of a side that is gone arrive all the same.
+        // Packets of a side that has left still arrive.
         while near.ring.is_some() && !far.sent.is_empty() {
             act(&mut near, &mut far, slots as u64, Operation::Take);
         }

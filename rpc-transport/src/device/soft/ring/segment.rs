@@ -1,7 +1,7 @@
 //! The memory of a ring, as the ring touches it.
 //!
-//! Owns the accesses and nothing else, so that the same ring runs on shared memory and, in the search
-//! of its interleavings, on memory that loom watches.
+//! Owns the accesses and nothing else, so that one ring runs on shared memory and, in the search of
+//! its interleavings, on memory that loom observes.
 #![allow(unsafe_code, reason = "memory that another process may write")]
 
 use std::ptr::{self, NonNull};
@@ -31,7 +31,7 @@ impl LongWord for AtomicU64 {
     }
 }
 
-/// A segment: control words at offsets of it, and bytes at offsets of its slots.
+/// A segment: control words, addressed by their offset, and slots, addressed by theirs.
 pub(in crate::device::soft) trait Segment {
     type Word: Word;
     type Long: LongWord;
@@ -42,10 +42,10 @@ pub(in crate::device::soft) trait Segment {
     /// The control word at an offset: one of the ring's constants.
     fn control(&self, offset: usize) -> &Self::Word;
 
-    /// The accepted position, or the first word of a slot, at an offset that is inside.
+    /// The accepted position, or the first word of a slot, at an offset inside the segment.
     fn long(&self, offset: usize) -> &Self::Long;
 
-    /// Copies bytes that others may write meanwhile into the slots.
+    /// Copies bytes that others may be writing into the slots.
     ///
     /// # Safety
     /// `from` is valid for reads of `len` bytes, and `at + len` is inside the slots.
@@ -57,11 +57,11 @@ pub(in crate::device::soft) trait Segment {
     /// `at + bytes.len()` is inside the slots.
     unsafe fn put_private(&self, at: usize, bytes: &[u8]);
 
-    /// Copies out of the slots, which the peer may write meanwhile.
+    /// Copies out of the slots, which the peer may be writing.
     ///
     /// # Safety
-    /// `to` is valid for writes of `len` bytes and outside the segment, and `at + len` is inside the
-    /// slots. Others may access `to` at the same time, as [`copy`] says.
+    /// `to` is valid for writes of `len` bytes and outside the segment, and `at + len` is inside
+    /// the slots. Others may access `to` at the same time, under the rules of [`copy`].
     unsafe fn get(&self, at: usize, to: NonNull<u8>, len: usize);
 
     /// Starts to fetch the cache line at an offset of the slots.
@@ -91,35 +91,37 @@ impl Segment for Mapping {
         // it was made).
         let word = unsafe { self.base().add(offset) }.cast::<AtomicU64>();
         // SAFETY: aligned to 8, valid while the mapping is. The word is accessed atomically, or, as
-        // payload of a packet that is not published, by this side's copies alone.
+        // payload of an unpublished packet, only by this side's copies.
         unsafe { word.as_ref() }
     }
 
     #[inline]
     unsafe fn put(&self, at: usize, from: NonNull<u8>, len: usize) {
-        // SAFETY: the slots follow the control words inside the mapping, and `at` is in them.
+        // SAFETY: the slots follow the control words inside the mapping, and `at` is inside the
+        // slots.
         let to = unsafe { self.base().add(CONTROL_BYTES + at) };
-        // SAFETY: valid for `len` by the caller; a region's bytes may be written by peers
-        // meanwhile.
+        // SAFETY: valid for `len` by the caller; peers may be writing a region's bytes.
         unsafe { copy::from_shared(from.as_ptr(), to.as_ptr(), len) };
     }
 
     #[inline]
     unsafe fn put_private(&self, at: usize, bytes: &[u8]) {
         debug_assert!(CONTROL_BYTES + at + bytes.len() <= self.len());
-        // SAFETY: the slots follow the control words inside the mapping, and `at` is in them.
+        // SAFETY: the slots follow the control words inside the mapping, and `at` is inside the
+        // slots.
         let to = unsafe { self.base().add(CONTROL_BYTES + at) };
-        // SAFETY: valid for their length by the caller; they are borrowed, so a plain copy will do; the peer reads the slot only
-        // after the release store that publishes it.
+        // SAFETY: valid for their length by the caller; they are borrowed, so a plain copy is
+        // enough. The peer reads the slot only after the release store that publishes it.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
     }
 
     #[inline]
     unsafe fn get(&self, at: usize, to: NonNull<u8>, len: usize) {
-        // SAFETY: the slots follow the control words inside the mapping, and `at` is in them.
+        // SAFETY: the slots follow the control words inside the mapping, and `at` is inside the
+        // slots.
         let from = unsafe { self.base().add(CONTROL_BYTES + at) };
-        // SAFETY: valid for `len` by the caller. The peer may write the one and this process read
-        // the other meanwhile.
+        // SAFETY: valid for `len` by the caller. The peer may be writing the source and this
+        // process reading the target.
         unsafe { copy::between_shared(from.as_ptr(), to.as_ptr(), len) };
     }
 

@@ -17,7 +17,7 @@ fn take(ring: &mut Ring) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Payload that looks like sequence numbers must never be taken for packets.
+/// A payload that looks like sequence numbers must never be mistaken for packets.
 #[test]
 fn payload_never_passes_for_a_packet() {
     let seed = 0x5eed_u64;
@@ -54,7 +54,7 @@ fn payload_never_passes_for_a_packet() {
 }
 
 #[test]
-fn a_full_ring_takes_nothing_until_the_peer_publishes() {
+fn full_ring_refuses_until_the_peer_publishes() {
     let (mut a, mut b) = pair(8);
     let byte = [Piece::from(&b"x"[..]), Piece::EMPTY];
     let push = |a: &mut Ring| a.push(Op::Send, Flags::LAST, Extension::None, byte);
@@ -73,7 +73,7 @@ fn a_full_ring_takes_nothing_until_the_peer_publishes() {
 
 /// A packet that is too long must not wait forever for room, nor touch what was published.
 #[test]
-fn a_packet_longer_than_any_is_an_error_and_writes_nothing() {
+fn oversized_packet_is_refused_and_writes_nothing() {
     for slots in [MIN_SLOTS, DEFAULT_SLOTS, MAX_SLOTS] {
         let (mut a, mut b) = pair(slots);
         let bytes = vec![7; a.max_body_bytes() + (1 << 17)];
@@ -91,10 +91,10 @@ fn a_packet_longer_than_any_is_an_error_and_writes_nothing() {
     }
 }
 
-/// What miri is for: with plain copies, a peer that writes what it wrote before makes the engine
-/// race with whoever reads its last message.
+/// For miri: with plain copies, a peer that overwrites its earlier bytes makes the engine race with
+/// the reader of its last message.
 #[test]
-fn a_peer_that_writes_what_is_being_read_races_on_nothing() {
+fn peer_that_overwrites_during_reads_causes_no_race() {
     let pd = crate::device::soft::domain::SoftDomain::allocate();
     let region = pd.allocate(64, Access::REMOTE_WRITE).unwrap();
     let rounds = if cfg!(miri) { 8 } else { 10_000 };
@@ -119,7 +119,7 @@ fn a_peer_that_writes_what_is_being_read_races_on_nothing() {
             unsafe { b.copy_body(0, region.base(), 64) };
             b.consume(usize::from(head.body_bytes));
             b.publish();
-            // What the peer writes may be on its way out, too.
+            // The bytes that the peer writes may also be on their way out.
             let piece = Piece { base: region.base(), len: 64 };
             b.push(Op::Send, Flags::LAST, Extension::None, [piece, Piece::EMPTY]).unwrap();
             take(&mut a).unwrap();
@@ -159,9 +159,10 @@ fn positions_that_the_peer_makes_up_are_refused() {
     assert_eq!(a.feedback(), Err(BadFeedback));
 }
 
-/// The fast path leaves in both segments what the slow one does, and takes and refuses the same.
+/// The fast path leaves both segments in the same state as the slow one, and accepts and refuses
+/// the same packets.
 #[test]
-fn a_small_send_is_the_same_bytes_on_both_paths() {
+fn small_send_is_identical_on_both_paths() {
     const SLOTS: usize = MIN_SLOTS;
     let bytes_of = |ring: &Ring| {
         let mut bytes = vec![0; SLOTS * SLOT_BYTES];
@@ -180,7 +181,7 @@ fn a_small_send_is_the_same_bytes_on_both_paths() {
         assert_eq!(fast.push_send(&payload, ack), slowly, "round {round}");
         assert_eq!(fast.needs_notify(), slow.needs_notify());
         assert!(bytes_of(&fast) == bytes_of(&slow), "round {round}");
-        // Also where the ring is full, and where it has been round.
+        // Also with a full ring, and after a lap.
         if slowly.is_none() || round % 5 == 0 {
             for (ring, peer) in [(&mut fast, &mut fast_peer), (&mut slow, &mut slow_peer)] {
                 while take(peer).is_some() {}

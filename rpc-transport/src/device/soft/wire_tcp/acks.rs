@@ -1,65 +1,67 @@
-//! What the peer of a tcp wire is to be told: how many of its packets are accepted, and when.
+//! The acknowledgements that the peer of a tcp wire is due: how many of its packets are accepted,
+//! and when it must learn that.
 //!
-//! Every frame tells it, so an answer is an acknowledgement, too. A frame of its own is a system call for either
-//! end: it waits until a poll finds nothing, unless it is pressing.
+//! Every frame carries an acknowledgement, so an answer is one too. A frame of its own costs a
+//! system call at either end, so it waits until a poll finds nothing, unless it is urgent.
 
-/// The peer is told at the latest after so many accepted packets.
-const TELL_EVERY: u64 = 32;
+/// The peer is notified at the latest after this many accepted packets.
+const REPORT_EVERY: u64 = 32;
 
 /// The acknowledgements of one wire.
 #[derive(Debug, Default)]
 pub(super) struct Acks {
     /// Packets accepted.
     accepted: u64,
-    /// The same, in the last frame sent.
-    told: u64,
+    /// Accepted packets as of the last frame sent.
+    reported: u64,
     due: Due,
-    /// A large packet was accepted since the peer was last told of one that asked: it keeps the memory of a
-    /// WRITE until the SEND behind it is accepted, and only that asks.
+    /// A large packet was accepted since the last notification that covered a packet that asked.
+    /// The peer keeps the memory of a WRITE until the SEND after it is accepted, and only the SEND
+    /// asks.
     keeps_memory: bool,
 }
 
-/// When the peer must be told.
+/// When the peer must be notified.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
     #[default]
     Never,
     /// With the next packet, or when a poll finds nothing.
     WithNext,
-    /// The peer keeps memory for it, or has heard nothing for long.
+    /// The peer keeps memory until then, or was not notified for long.
     Now,
 }
 
 impl Acks {
-    /// A packet was accepted, whose sender `asks` to be told, and keeps memory for it, and for those before it
-    /// that did not ask, if one of these `is_large`.
+    /// Records an accepted packet. `asks`: its sender wants an acknowledgement, and keeps memory
+    /// until then if this packet, or an earlier one that did not ask, `is_large`.
     #[inline]
     pub(super) fn on_accepted(&mut self, asks: bool, is_large: bool) {
         self.accepted += 1;
         self.keeps_memory |= is_large;
-        if asks && self.keeps_memory || self.accepted - self.told >= TELL_EVERY {
+        if asks && self.keeps_memory || self.accepted - self.reported >= REPORT_EVERY {
             self.due = Due::Now;
         } else if asks {
             self.due = self.due.max(Due::WithNext);
         }
     }
 
-    /// What the next frame says.
+    /// The number that the next frame carries.
     #[inline]
-    pub(super) fn tell(&mut self) -> u64 {
-        self.told = self.accepted;
+    pub(super) fn report(&mut self) -> u64 {
+        self.reported = self.accepted;
         self.keeps_memory &= self.due == Due::Never;
         self.due = Due::Never;
         self.accepted
     }
 
-    /// Whether the peer must be told.
+    /// Whether the peer must be notified.
     #[inline]
     pub(super) fn are_due(&self) -> bool {
         self.due > Due::Never
     }
 
-    /// Whether that may wait for the next packet.
+    /// Whether the notification may wait for the next packet.
     #[inline]
     pub(super) fn may_wait(&self) -> bool {
         self.due < Due::Now
@@ -71,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_packets_are_acknowledged_with_the_next_answer_large_ones_at_once() {
+    fn small_packets_defer_acks_large_ones_do_not() {
         let mut acks = Acks::default();
         acks.on_accepted(false, false);
         assert!(!acks.are_due());
@@ -80,33 +82,34 @@ mod tests {
         acks.on_accepted(true, true);
         acks.on_accepted(true, false);
         assert!(!acks.may_wait(), "a small one does not put the large one off");
-        assert_eq!(acks.tell(), 4);
+        assert_eq!(acks.report(), 4);
         assert!(!acks.are_due());
     }
 
-    /// The WRITEs of a message do not ask: the SEND behind them does, and is small.
+    /// The WRITEs of a message do not ask for an acknowledgement: the SEND after them does, and is
+    /// small.
     #[test]
-    fn memory_that_was_written_from_is_let_go_at_once() {
+    fn write_sources_are_released_at_once() {
         let mut acks = Acks::default();
         acks.on_accepted(false, true);
         assert!(!acks.are_due());
-        // Told by an answer to something else, between the two.
-        acks.tell();
+        // Notified by an answer to something else, in between.
+        acks.report();
         acks.on_accepted(true, false);
         assert!(!acks.may_wait(), "the peer keeps what it wrote from");
-        acks.tell();
+        acks.report();
         acks.on_accepted(true, false);
         assert!(acks.may_wait());
     }
 
     #[test]
-    fn who_asks_for_nothing_is_told_now_and_then() {
+    fn peer_that_never_asks_is_notified_eventually() {
         let mut acks = Acks::default();
-        for count in 1..=3 * TELL_EVERY {
+        for count in 1..=3 * REPORT_EVERY {
             acks.on_accepted(count % 2 == 1, false);
-            if count % TELL_EVERY == 0 {
+            if count % REPORT_EVERY == 0 {
                 assert!(!acks.may_wait(), "{count}");
-                assert_eq!(acks.tell(), count);
+                assert_eq!(acks.report(), count);
             } else {
                 assert!(acks.may_wait(), "{count}");
             }

@@ -15,14 +15,14 @@ pub(super) const HEAD_BYTES: usize = 8;
 // A body's length is 16 bits.
 const _: () = assert!(MAX_BODY_BYTES <= u16::MAX as usize);
 
-/// What is being received.
+/// The input that is being received.
 #[derive(Debug)]
 pub(super) enum Inbound {
     /// A frame's head and extension, as far as they have arrived.
     Head { bytes: [u8; HEAD_BYTES + MAX_EXTENSION_BYTES], have: usize },
     /// A frame's payload.
     Body { head: Head, extension: Extension, landing: Landing, left: usize },
-    /// Nothing: input is thrown away.
+    /// Nothing: input is discarded.
     Closed,
 }
 
@@ -31,8 +31,8 @@ impl Inbound {
         Self::Head { bytes: [0; HEAD_BYTES + MAX_EXTENSION_BYTES], have: 0 };
 }
 
-/// Acknowledgement, head and extension of a frame, and their length. The caller has checked the length
-/// of the body.
+/// Acknowledgement, head and extension of a frame, and their length. The caller has checked the
+/// length of the body.
 pub(super) fn encode_head(
     accepted: u64,
     op: Op,

@@ -1,4 +1,4 @@
-//! When what is posted to a tcp wire is written.
+//! When posts to a tcp wire are written.
 
 use std::os::unix::net::UnixStream;
 
@@ -13,7 +13,7 @@ fn pair() -> (TcpWire, TcpWire) {
     (TcpWire::new(ours.into()), TcpWire::new(theirs.into()))
 }
 
-/// Packets of at most 4 KiB, thrown away.
+/// Packets of at most 4 KiB, discarded.
 #[derive(Default)]
 struct Taker {
     to: Vec<u8>,
@@ -43,7 +43,7 @@ fn post(wire: &mut TcpWire, bytes: &[u8]) {
 }
 
 #[test]
-fn what_is_posted_waits_only_while_something_is_on_its_way_and_only_if_it_is_little() {
+fn only_small_posts_wait_while_bytes_are_pending() {
     let (mut ours, mut theirs) = pair();
     post(&mut ours, &[1; 64]);
     assert!(!ours.may_wait(), "nothing is on its way, so nobody will answer");
@@ -68,7 +68,7 @@ fn what_is_posted_waits_only_while_something_is_on_its_way_and_only_if_it_is_lit
 }
 
 #[test]
-fn a_wire_keeps_nothing_of_what_it_read_through() {
+fn wire_keeps_no_bytes_read_directly() {
     let mut kept = Vec::new();
     for _ in 0..3 {
         let (mut ours, mut theirs) = pair();

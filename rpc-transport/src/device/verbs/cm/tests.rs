@@ -157,9 +157,9 @@ fn the_table_is_this_one() {
     assert_eq!(table, TABLE, "the table as it is:\n{table}");
 }
 
-/// Neither once the peer has answered nor before it was asked.
+/// An id waits neither after the peer has answered nor before it was asked.
 #[test]
-fn an_id_waits_for_its_peer_while_that_is_asked_and_until_a_call_or_event_says_more() {
+fn id_waits_for_its_peer_until_an_event() {
     let mut waiting = Vec::new();
     for state in STATES {
         for input in inputs() {
@@ -169,7 +169,7 @@ fn an_id_waits_for_its_peer_while_that_is_asked_and_until_a_call_or_event_says_m
             }
         }
     }
-    // A device that goes tells no id that its peer is not awaited any more.
+    // The removal of a device does not end an id's wait for its peer.
     let removed = Input::Event(Event::DeviceRemoval);
     let given_up = [Input::Disconnect, Input::Close, Input::Deadline, removed];
     assert_eq!(waiting.len(), 2 * given_up.len());
@@ -178,9 +178,9 @@ fn an_id_waits_for_its_peer_while_that_is_asked_and_until_a_call_or_event_says_m
     }
 }
 
-/// What the caller itself gives up says nothing of the peer.
+/// A caller that gives up has learned nothing about the peer.
 #[test]
-fn an_answer_ends_the_wait_of_who_connects_and_comes_from_the_device() {
+fn answer_ends_the_wait_of_a_connect() {
     let mut answers = 0;
     for state in STATES {
         for input in inputs().into_iter().filter(|input| is_answer(state, *input)) {
@@ -234,20 +234,20 @@ fn run(start: State, inputs: &[Input]) -> (State, Vec<Action>) {
 }
 
 #[test]
-fn s02_a_client_waits_for_the_route_and_learns_its_device_before_it_connects() {
+fn s02_client_resolves_its_route_before_it_connects() {
     let events = [Event::AddressResolved, Event::RouteResolved].map(Input::Event);
     let (state, actions) = run(State::ResolvingAddress, &events);
     assert_eq!(
         (state, &actions[..]),
         (State::Routed, &[Action::ResolveRoute, Action::ReportResolved][..])
     );
-    // A command that comes too early is not taken for a connect.
+    // A command that comes too early is not mistaken for a connect.
     let (state, actions) = run(State::ResolvingAddress, &[Input::Connect]);
     assert_eq!((state, &actions[..]), (State::ResolvingAddress, &[][..]));
 }
 
 #[test]
-fn s03_the_qp_is_ready_before_the_accept_goes_out() {
+fn s03_qp_is_ready_before_the_accept_leaves() {
     let inputs = [Input::Accept, Input::Ready, Input::Event(Event::Established)];
     let (state, actions) = run(State::Requested, &inputs);
     assert_eq!(state, State::Up);
@@ -265,14 +265,14 @@ fn s15_a_connect_response_is_answered_by_us() {
 }
 
 #[test]
-fn s16_nothing_waits_for_the_end_of_time_wait() {
+fn s16_nothing_waits_for_time_wait() {
     let with = [Input::Disconnect, Input::Event(Event::TimewaitExit), Input::Close];
     let without = [Input::Disconnect, Input::Close];
     assert_eq!(run(State::Up, &with), run(State::Up, &without));
 }
 
 #[test]
-fn s17_a_disconnect_is_answered_by_one_even_before_established() {
+fn s17_disconnect_before_established_is_answered() {
     let (state, actions) =
         run(State::Up, &[Event::Disconnected, Event::Disconnected].map(Input::Event));
     assert_eq!(state, State::Down);
@@ -284,7 +284,7 @@ fn s17_a_disconnect_is_answered_by_one_even_before_established() {
 }
 
 #[test]
-fn a_peer_that_goes_after_the_flush_is_reported_all_the_same() {
+fn peer_leaving_after_the_flush_is_reported() {
     let gone = Input::Event(Event::Disconnected);
     let (state, actions) = run(State::Up, &[Input::Disconnect, gone, gone]);
     assert_eq!(state, State::Down);
@@ -292,7 +292,7 @@ fn a_peer_that_goes_after_the_flush_is_reported_all_the_same() {
 }
 
 #[test]
-fn a_refusal_that_comes_after_the_flush_is_still_awaited() {
+fn refusal_after_the_flush_is_still_awaited() {
     let (state, actions) = run(State::Connecting, &[Input::Disconnect]);
     assert_eq!((state, &actions[..]), (State::Connecting, &[][..]), "the reason is on its way");
     let (state, actions) = run(state, &[Input::Event(Event::Rejected)]);
@@ -300,7 +300,7 @@ fn a_refusal_that_comes_after_the_flush_is_still_awaited() {
     assert_eq!(actions, [Action::ReportFailure, Action::Destroy]);
 }
 
-/// What has happened so far, as far as the invariants depend on it.
+/// The history, as far as the invariants depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 struct Ledger {
     /// A command waits for its answer.
@@ -385,7 +385,8 @@ fn every_order_of_inputs_keeps_the_invariants() {
             steps += 1;
             queue.push_back((next, after));
         }
-        // Invariant 2: when the time is over a pending command is answered, whatever came before.
+        // Invariant 2: when the deadline passes, a pending command is answered, whatever came
+        // before.
         let mut after = ledger;
         check(&mut after, state, Input::Deadline);
         assert!(!after.pending, "{state:?} leaves its owner waiting: {ledger:?}");

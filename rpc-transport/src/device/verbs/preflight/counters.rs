@@ -1,8 +1,8 @@
-//! What a port has counted that a network for RDMA should not show: packets sent again, out of order,
-//! or refused for want of a RECV.
+//! Port counters that a network for RDMA should not raise: packets sent again, out of order, or
+//! refused for lack of a RECV.
 //!
-//! Counters are the driver's own, with names of its own; they count all programs, since the device came
-//! up. Those of mlx5, bnxt_re, irdma, efa and rxe are known.
+//! Counters are the driver's own, under the driver's names; they count all programs, since the
+//! device came up. Those of mlx5, bnxt_re, irdma, efa and rxe are known.
 
 use std::fs;
 use std::path::Path;
@@ -32,8 +32,8 @@ const LOSSES: [&str; 17] = [
     "out_of_seq_request",
     "retry_exceeded_err",
 ];
-/// The same of messages that no RECV was there for, on either side. Connections of this crate have none:
-/// their credits see to it.
+/// Names of messages for which no RECV was posted, on either side. Connections of this crate cause
+/// none: their credits ensure that.
 const NOT_READY: [&str; 6] = [
     "rnr_nak_retry_err",
     "out_of_buffer",
@@ -43,7 +43,7 @@ const NOT_READY: [&str; 6] = [
     "retry_rnr_exceeded_err",
 ];
 
-/// Those that are not 0.
+/// The counters that are not 0.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PortCounters {
@@ -54,7 +54,7 @@ pub struct PortCounters {
 }
 
 impl PortCounters {
-    /// Reads those of a port, by its directory in `/sys`.
+    /// Reads the counters of a port, by its directory in `/sys`.
     pub(super) fn of(port: &Path) -> Self {
         let read = |name: &'static str| {
             let text = fs::read_to_string(port.join("hw_counters").join(name)).ok()?;
@@ -67,33 +67,33 @@ impl PortCounters {
         }
     }
 
-    /// All of them, in words.
+    /// All of them, as text.
     pub(super) fn text(&self) -> Option<String> {
         let all = self.losses.iter().chain(&self.receiver_not_ready);
         let all: Vec<_> = all.map(|(name, count)| format!("{name} {count}")).collect();
         (!all.is_empty()).then(|| all.join(", "))
     }
 
-    /// What they mean. `is_roce`: its packets travel over Ethernet, by UDP.
+    /// Their meaning. `is_roce`: its packets travel over Ethernet, by UDP.
     pub(super) fn advice(&self, device: &str, port: u8, is_roce: bool) -> Vec<String> {
         let mut advice = Vec::new();
         if !self.losses.is_empty() {
             let cure = if is_roce {
-                "; RoCE wants priority flow control or ECN on every switch of the way, for the traffic \
-                 class that is used here"
+                "; RoCE needs priority flow control or ECN on every switch of the path, for the \
+                 traffic class used here"
             } else {
                 ""
             };
             advice.push(format!(
-                "{device} port {port} has sent packets again, or lost some, since it came up; peers that \
-                 died are among the causes. If these counters grow under load, the network drops packets, \
-                 and each costs many times its bandwidth{cure}"
+                "{device} port {port} has retransmitted or lost packets since it came up; dead \
+                 peers are one possible cause. If these counters grow under load, the network \
+                 drops packets, and each one costs many times its bandwidth{cure}"
             ));
         }
         if !self.receiver_not_ready.is_empty() {
             advice.push(format!(
-                "{device} port {port} has had messages for which no RECV was posted; connections of this \
-                 program cause none, so another one does"
+                "{device} port {port} has received messages for which no RECV was posted; another \
+                 program causes them, as connections of this one never do"
             ));
         }
         advice
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_that_are_not_0_are_told_and_unknown_ones_are_not() {
+    fn only_known_nonzero_counters_are_reported() {
         let port = std::env::temp_dir().join(format!("rpc-port-counters-{}", std::process::id()));
         let counters = port.join("hw_counters");
         fs::create_dir_all(&counters).unwrap();

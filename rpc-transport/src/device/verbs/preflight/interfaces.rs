@@ -14,32 +14,32 @@ use crate::device::verbs::sockaddr::{self, STORAGE_BYTES};
 /// Length of an Ethernet address, bytes.
 pub(super) const HARDWARE_BYTES: usize = 6;
 
-/// What the system tells of an interface, one thing at a time.
+/// One fact that the system reports about an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Fact {
     pub(super) interface: String,
-    pub(super) what: What,
+    pub(super) detail: Detail,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum Detail {
     /// Its hardware address.
     Hardware([u8; HARDWARE_BYTES]),
     /// One of its IP addresses.
     Ip(IpAddr),
-    /// Something else: that it is there.
+    /// Something else: only that the interface exists.
     Other,
 }
 
-/// The IP addresses of the interfaces with this hardware address, and whose they are. An interface
-/// and its VLANs have the same one.
+/// The IP addresses of the interfaces with this hardware address, with the interfaces' names. An
+/// interface and its VLANs share one hardware address.
 pub(super) fn addresses(facts: &[Fact], hardware: [u8; HARDWARE_BYTES]) -> Vec<(IpAddr, String)> {
     let is_its = |name: &str| {
-        facts.iter().any(|fact| fact.interface == name && fact.what == What::Hardware(hardware))
+        facts.iter().any(|fact| fact.interface == name && fact.detail == Detail::Hardware(hardware))
     };
     let mut addresses = Vec::new();
     for fact in facts {
-        if let What::Ip(ip) = fact.what
+        if let Detail::Ip(ip) = fact.detail
             && is_its(&fact.interface)
         {
             addresses.push((ip, fact.interface.clone()));
@@ -48,13 +48,13 @@ pub(super) fn addresses(facts: &[Fact], hardware: [u8; HARDWARE_BYTES]) -> Vec<(
     addresses
 }
 
-/// Asks the system. Empty where it does not answer.
+/// Asks the system. Empty if it does not answer.
 pub(super) fn facts() -> Vec<Fact> {
     let mut first = ptr::null_mut();
     // SAFETY: writes the list's first element to the given pointer.
     if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
         let error = io::Error::last_os_error();
-        tracing::debug!(%error, "the network interfaces are not known");
+        tracing::debug!(%error, "cannot list the network interfaces");
         return Vec::new();
     }
     let mut facts = Vec::new();
@@ -65,8 +65,8 @@ pub(super) fn facts() -> Vec<Fact> {
         // SAFETY: NUL-terminated, alive as long as the list.
         let interface = unsafe { CStr::from_ptr(element.ifa_name) }.to_string_lossy().into_owned();
         // SAFETY: null, or an address of this element, as getifaddrs promises.
-        let what = unsafe { what(element.ifa_addr) };
-        facts.push(Fact { interface, what: what.unwrap_or(What::Other) });
+        let detail = unsafe { detail_of(element.ifa_addr) };
+        facts.push(Fact { interface, detail: detail.unwrap_or(Detail::Other) });
     }
     // SAFETY: the list came from `getifaddrs` and is freed once.
     unsafe { libc::freeifaddrs(first) };
@@ -77,7 +77,7 @@ pub(super) fn facts() -> Vec<Fact> {
 ///
 /// # Safety
 /// `address` is null, or a socket address with the length of its family.
-unsafe fn what(address: *const libc::sockaddr) -> Option<What> {
+unsafe fn detail_of(address: *const libc::sockaddr) -> Option<Detail> {
     // SAFETY: the caller's promise.
     let family = i32::from(unsafe { address.as_ref() }?.sa_family);
     let length = match family {
@@ -92,17 +92,17 @@ unsafe fn what(address: *const libc::sockaddr) -> Option<What> {
     if family == libc::AF_PACKET { hardware(&raw) } else { ip(&raw) }
 }
 
-fn ip(raw: &[u8; STORAGE_BYTES]) -> Option<What> {
-    sockaddr::parse(raw).map(|address| What::Ip(address.ip()))
+fn ip(raw: &[u8; STORAGE_BYTES]) -> Option<Detail> {
+    sockaddr::parse(raw).map(|address| Detail::Ip(address.ip()))
 }
 
-/// `struct sockaddr_ll`: the address's length is byte 11, the address follows. One of zeros (that of
-/// loopback) names nobody.
-fn hardware(raw: &[u8; STORAGE_BYTES]) -> Option<What> {
+/// `struct sockaddr_ll`: the address's length is byte 11, the address follows. An all-zero address
+/// (that of loopback) identifies nothing.
+fn hardware(raw: &[u8; STORAGE_BYTES]) -> Option<Detail> {
     let mut address = [0; HARDWARE_BYTES];
     address.copy_from_slice(&raw[12..12 + HARDWARE_BYTES]);
     let is_ethernet = usize::from(raw[11]) == HARDWARE_BYTES && address != [0; HARDWARE_BYTES];
-    is_ethernet.then_some(What::Hardware(address))
+    is_ethernet.then_some(Detail::Hardware(address))
 }
 
 #[cfg(test)]
@@ -110,17 +110,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_addresses_of_an_interface_are_found_by_its_hardware_address() {
+    fn interface_addresses_are_found_by_hardware_address() {
         let (one, other) = ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
-        let fact = |name: &str, what| Fact { interface: name.to_owned(), what };
-        let ip = |text: &str| What::Ip(text.parse().unwrap());
+        let fact = |name: &str, detail| Fact { interface: name.to_owned(), detail };
+        let ip = |text: &str| Detail::Ip(text.parse().unwrap());
         let facts = [
             fact("lo", ip("127.0.0.1")),
             fact("eth0", ip("10.0.0.1")),
-            fact("eth0", What::Hardware(one)),
-            fact("eth0.7", What::Hardware(one)),
+            fact("eth0", Detail::Hardware(one)),
+            fact("eth0.7", Detail::Hardware(one)),
             fact("eth0.7", ip("fd00::1")),
-            fact("eth1", What::Hardware(other)),
+            fact("eth1", Detail::Hardware(other)),
             fact("eth1", ip("10.1.0.1")),
         ];
         let expected = [("10.0.0.1", "eth0"), ("fd00::1", "eth0.7")];
@@ -131,18 +131,18 @@ mod tests {
 
     #[test]
     fn this_machines_loopback_is_among_the_facts() {
-        let loopback = What::Ip("127.0.0.1".parse().unwrap());
+        let loopback = Detail::Ip("127.0.0.1".parse().unwrap());
         let facts = facts();
-        assert!(facts.iter().any(|fact| fact.what == loopback), "{facts:?}");
+        assert!(facts.iter().any(|fact| fact.detail == loopback), "{facts:?}");
     }
 
     #[test]
-    fn a_hardware_address_of_another_length_or_of_zeros_is_none() {
+    fn zero_or_odd_hardware_address_is_none() {
         let mut raw = [0; STORAGE_BYTES];
         raw[11] = 6;
         assert_eq!(hardware(&raw), None);
         raw[12..18].copy_from_slice(&[2, 0, 0, 0, 0, 7]);
-        assert_eq!(hardware(&raw), Some(What::Hardware([2, 0, 0, 0, 0, 7])));
+        assert_eq!(hardware(&raw), Some(Detail::Hardware([2, 0, 0, 0, 0, 7])));
         raw[11] = 20;
         assert_eq!(hardware(&raw), None);
     }

@@ -1,4 +1,4 @@
-//! Where a device stands in a machine with several NUMA nodes, and whether this process runs there.
+//! The NUMA node of a device, and whether this process runs there.
 //!
 //! Calls work from every core. From another node each message crosses between the sockets twice.
 
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-/// The NUMA nodes that there are, as the kernel lists them.
+/// The kernel's list of the NUMA nodes.
 const NODES: &str = "/sys/devices/system/node/online";
 
 /// The NUMA node of a device.
@@ -35,8 +35,8 @@ pub enum Overlap {
     Far,
 }
 
-/// The node of a device, by its directory in `/sys`; `None` where the machine has one node, or does
-/// not say.
+/// The node of a device, by its directory in `/sys`; `None` if the machine has one node, or does
+/// not report nodes.
 pub(super) fn node_of(device: &Path) -> Option<NumaNode> {
     let allowed = sched_getaffinity(None).ok()?;
     let read = |path: &Path| fs::read_to_string(path).ok();
@@ -69,7 +69,7 @@ fn node(
     Some(NumaNode { number, cores: cores.trim().to_owned(), process })
 }
 
-/// The members of a list of the kernel's: `0-3,8`. `None` if it is none.
+/// The members of a list in the kernel's format: `0-3,8`. `None` for anything else.
 fn members(list: &str) -> Option<Vec<usize>> {
     let mut members = Vec::new();
     for range in list.trim().split(',').filter(|range| !range.is_empty()) {
@@ -87,8 +87,8 @@ impl fmt::Display for NumaNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { number, cores, process } = self;
         let allowed = match process {
-            Overlap::Near => "on them alone",
-            Overlap::Both => "on others, too",
+            Overlap::Near => "only on them",
+            Overlap::Both => "on others too",
             Overlap::Far => "on none of them",
         };
         write!(f, "NUMA node {number}: cores {cores}; this process may run {allowed}")
@@ -96,13 +96,14 @@ impl fmt::Display for NumaNode {
 }
 
 impl NumaNode {
-    /// What to do where this process runs far from all devices.
+    /// The advice for a process that runs far from all devices.
     pub(super) fn advice(&self, device: &str) -> String {
         let Self { number, cores, .. } = self;
         format!(
-            "{device} stands at NUMA node {number} (cores {cores}), where this process may not run, so each \
-             message crosses between the nodes: start it with `numactl --cpunodebind={number} \
-             --preferred={number} ..`; in Kubernetes the topology manager's policy `single-numa-node` does it"
+            "{device} is attached to NUMA node {number} (cores {cores}), where this process may \
+             not run, so each message crosses nodes: start it with `numactl --cpunodebind={number} \
+             --preferred={number} ..`, or in Kubernetes use the topology manager's policy \
+             `single-numa-node`"
         )
     }
 }
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_where_it_makes_no_difference_or_is_not_known() {
+    fn numa_is_silent_where_irrelevant_or_unknown() {
         for (nodes, number, cores) in [
             ("0", "0", "0-3"),
             ("0-1", "-1", "0-3"),

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 use std::ptr::NonNull;
 
-use super::interfaces::{self, HARDWARE_BYTES, What};
+use super::interfaces::{self, Detail, HARDWARE_BYTES};
 use super::{DeviceReport, Gid, IWARP, Port, PortCounters, Report, numa};
 use crate::device::memlock;
 use crate::device::verbs::device::{carries_traffic, is_iwarp, max_srq_wr, query_port};
@@ -20,7 +20,7 @@ const VERBS_FILES: &str = "/sys/class/infiniband_verbs";
 const DEVICE_FILES: &str = "/dev/infiniband";
 const CONNECTION_MANAGER: &str = "/dev/infiniband/rdma_cm";
 
-/// Adds what only a person wants to know: reading counters takes a device commands.
+/// Adds the details that only a person needs: reading counters costs a device commands.
 pub(super) fn add_details(report: &mut Report) {
     for device in &mut report.devices {
         let directory = Path::new(KERNEL_DEVICES).join(&device.name);
@@ -32,7 +32,7 @@ pub(super) fn add_details(report: &mut Report) {
     }
 }
 
-/// Collects everything except the findings, and those details.
+/// Collects everything except the findings and those details.
 pub(super) fn facts() -> Report {
     let connection_manager = OpenOptions::new().read(true).write(true).open(CONNECTION_MANAGER);
     Report {
@@ -54,7 +54,7 @@ fn kernel_devices() -> Vec<String> {
     names
 }
 
-/// Whether RDMA is there, or can be loaded: by the modules that belong to the running kernel.
+/// Whether RDMA is available, or can be loaded from the modules of the running kernel.
 fn kernel_can_rdma() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let modules = Path::new("/lib/modules").join(release.trim());
@@ -114,7 +114,7 @@ fn device(device: NonNull<ffi::ibv_device>) -> DeviceReport {
     report
 }
 
-/// Why the file of a device cannot be opened; `None` if it can. Asked here because libibverbs may
+/// Why the file of a device cannot be opened; `None` if it can. Checked here because libibverbs may
 /// report the error of a second attempt at another path.
 fn device_file_error(device: &str) -> Option<String> {
     let entries = fs::read_dir(VERBS_FILES).into_iter().flatten().flatten();
@@ -159,19 +159,19 @@ fn port(device: &str, context: NonNull<ffi::ibv_context>, number: u8) -> Option<
     })
 }
 
-/// The network device of a port, where it is in another network namespace than this process: none of that
-/// name is here, or one of that name with none of the port's addresses.
+/// The network device of a port, if it is in another network namespace than this process: no device
+/// of that name is here, or one of that name has none of the port's addresses.
 pub(super) fn elsewhere(gids: &[Gid], here: &[interfaces::Fact]) -> Option<String> {
     let name = gids.iter().find_map(|gid| gid.network_device.clone())?;
     if here.is_empty() {
-        // The system has not told.
+        // The system did not report any.
         return None;
     }
     let is_here = |name: &String| here.iter().any(|fact| fact.interface == *name);
     if !gids.iter().filter_map(|gid| gid.network_device.as_ref()).any(is_here) {
         return Some(name);
     }
-    let has = |address: IpAddr| here.iter().any(|fact| fact.what == What::Ip(address));
+    let has = |address: IpAddr| here.iter().any(|fact| fact.detail == Detail::Ip(address));
     let mut routable =
         gids.iter().filter(|gid| gid.is_ip_address() && gid.is_routable()).peekable();
     routable.peek()?;

@@ -1,6 +1,6 @@
 //! Each thing that can be missing, and the finding that it must give.
 
-use super::interfaces::{Fact, What};
+use super::interfaces::{Detail, Fact};
 use super::*;
 
 fn gid(address: &str) -> Gid {
@@ -55,10 +55,10 @@ fn judged(change: impl FnOnce(&mut Report)) -> Report {
     report
 }
 
-/// The doctor's sum had completion queues that the device would have been refused.
+/// A regression: the doctor's sum had completion queues that the device would have refused.
 #[test]
-fn what_a_completion_queue_keeps_to_itself_is_no_room_for_connections() {
-    // That of Soft-RoCE.
+fn reserved_cq_entries_hold_no_connections() {
+    // The limit of Soft-RoCE.
     let device = DeviceReport { max_cqe: 32_767, ..device() };
     let limits = device.queue_limits();
     assert_eq!((limits.max_cqe, limits.max_srq_wr), (21_844, 25));
@@ -91,21 +91,21 @@ fn a_process_far_from_all_devices_is_advised() {
 }
 
 #[test]
-fn a_port_of_another_network_namespace_is_a_problem_that_is_explained() {
+fn port_in_another_network_namespace_is_explained() {
     let gids = [gid("fe80::1"), gid("::ffff:10.9.0.1")];
     let ip = |interface: &str, ip: &str| {
-        let what = What::Ip(ip.parse().unwrap());
-        Fact { interface: interface.to_owned(), what }
+        let detail = Detail::Ip(ip.parse().unwrap());
+        Fact { interface: interface.to_owned(), detail }
     };
     let is_elsewhere = |here: &[Fact]| probe::elsewhere(&gids, here).is_some();
     assert!(!is_elsewhere(&[ip("lo", "127.0.0.1"), ip("eth0", "10.9.0.1")]));
     assert!(is_elsewhere(&[ip("lo", "127.0.0.1")]));
     // A new namespace has a loopback without addresses.
-    assert!(is_elsewhere(&[Fact { interface: "lo".to_owned(), what: What::Other }]));
+    assert!(is_elsewhere(&[Fact { interface: "lo".to_owned(), detail: Detail::Other }]));
     assert!(!is_elsewhere(&[]), "the system has not told");
-    // A container's own device of the same name.
+    // A container's own device with that name.
     assert!(is_elsewhere(&[ip("eth0", "172.17.0.2")]));
-    // Without addresses that could tell.
+    // Without addresses that could decide.
     let link_local = [gid("fe80::1")];
     assert_eq!(probe::elsewhere(&link_local, &[ip("eth0", "172.17.0.2")]), None);
     assert_eq!(probe::elsewhere(&[], &[]), None);
@@ -119,7 +119,7 @@ fn a_port_of_another_network_namespace_is_a_problem_that_is_explained() {
 }
 
 #[test]
-fn what_a_port_has_counted_is_shown_with_what_it_means() {
+fn port_counters_are_shown_with_their_meaning() {
     let report = judged(|facts| {
         let losses = vec![("out_of_sequence", 120)];
         facts.devices[0].ports[0].counters = PortCounters { losses, ..PortCounters::default() };
@@ -146,7 +146,7 @@ fn a_good_machine_has_no_findings() {
 fn every_want_is_named_with_its_remedy() {
     type Change = fn(&mut Report);
     let cases: [(&[&str], Change); 9] = [
-        (&["no RDMA device", "nor brings modules", "cannot be made here"], |report| {
+        (&["no RDMA device", "has no RDMA support", "cannot be created"], |report| {
             report.devices.clear();
             report.kernel_devices.clear();
             report.kernel_can_rdma = false;
@@ -161,7 +161,7 @@ fn every_want_is_named_with_its_remedy() {
         (&["rdma_cm", "modprobe rdma_ucm", "No such file"], |report| {
             report.connection_manager_error = Some("No such file or directory".to_owned());
         }),
-        (&["rxe0 cannot be opened", "Permission denied", "/dev/infiniband/uverbs"], |report| {
+        (&["cannot open rxe0", "Permission denied", "/dev/infiniband/uverbs"], |report| {
             report.devices[0].open_error = Some("Permission denied".to_owned());
         }),
         (&["no active port", "rdma link"], |report| report.devices[0].ports[0].is_active = false),
@@ -187,7 +187,7 @@ fn every_want_is_named_with_its_remedy() {
 }
 
 #[test]
-fn a_port_that_is_down_is_named_once_beside_the_missing_route() {
+fn down_port_is_reported_once_despite_missing_route() {
     let report = judged(|report| {
         let mut unplugged = device();
         unplugged.name = "mlx5_1".to_owned();
@@ -204,7 +204,7 @@ fn a_port_that_is_down_is_named_once_beside_the_missing_route() {
 }
 
 #[test]
-fn an_iwarp_port_is_reached_at_the_addresses_of_its_interface() {
+fn iwarp_port_uses_addresses_of_its_interface() {
     let report = judged(|report| {
         let gids = &mut report.devices[0].ports[0].gids;
         gids.iter_mut().for_each(|gid| gid.kind = IWARP.to_owned());
@@ -216,7 +216,7 @@ fn an_iwarp_port_is_reached_at_the_addresses_of_its_interface() {
 }
 
 #[test]
-fn what_one_device_lacks_is_advice_where_another_works() {
+fn lack_is_advice_if_another_device_works() {
     let report = judged(|report| {
         let mut unplugged = device();
         unplugged.name = "mlx5_1".to_owned();
@@ -241,14 +241,14 @@ fn a_small_mtu_is_advice_and_comes_last() {
 }
 
 #[test]
-fn the_traffic_class_is_shown_and_who_has_set_it() {
+fn traffic_class_is_shown_with_its_source() {
     let text = judged(|_| {}).to_string();
     assert!(
         text.contains("traffic class: the system's") && text.contains("RPC_RDMA_TOS"),
         "{text}"
     );
     let text = judged(|report| report.traffic_class = Some(104)).to_string();
-    assert!(text.contains("traffic class: 104, by RPC_RDMA_TOS"), "{text}");
+    assert!(text.contains("traffic class: 104, set by RPC_RDMA_TOS"), "{text}");
     let text = judged(|report| report.devices[0].ports[0].traffic_class = Some(106)).to_string();
     assert!(text.contains("traffic class 106 for all connections"), "{text}");
     assert_eq!(probe::global_traffic_class("Global tclass=106\n"), Some(106));

@@ -1,29 +1,47 @@
-//! The SRQ of a CQ, and the QPs that use it, from their creation until the device has said all that
-//! it will of what they took (contract rule 22).
+//! The SRQ of a CQ, and the QPs that use it (contract rule 22).
 //!
-//! Invariants:
-//! 1. A destroyed QP is kept in ERR until all its completions were polled (see `leaving`): a driver
-//!    drops those of a QP that is destroyed, and with them the news of what it took.
-//! 2. Until then its number belongs to no other QP, so a completion's number names the QP.
+//! A driver drops the completions of a QP that is destroyed, and with them the news of which RECVs
+//! it took. So the owner asks first whether a QP in ERR has drained. It has once the device has
+//! reported that it takes no more (`IBV_EVENT_QP_LAST_WQE_REACHED`; a device that does not report
+//! it gets [`MOST_SILENT`]), and what the CQ held by then was polled. It was if the CQ was seen
+//! empty since, or if as many completions came as it holds: a busy CQ is never seen empty.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::device::{
-    Completion, CompletionKind, NO_SRQ, PostErrorKind, ProviderError, QpHandle, RecvWr, SRQ_IN_USE,
-};
+use crate::device::{PostErrorKind, ProviderError, QpHandle, QpState, RecvWr, SRQ_IN_USE};
 use crate::memory::region::ProtectionDomain;
 
 use super::super::limits;
 use super::super::memory::VerbsDomain;
-use super::super::queue_pair::QpGuard;
-use super::super::shared_queue::SharedQueue;
-use super::super::srq::SrqGuard;
-#[cfg(doc)]
-use super::super::work_queues::WorkQueues;
+use super::super::srq::Srq;
 use super::super::work_queues::{Outcome, received};
 use super::super::wr_key::WrKey;
 use super::VerbsCompletionQueue;
+
+/// How long a QP in ERR waits for the device to report that it takes no more.
+const MOST_SILENT: Duration = Duration::from_secs(1);
+
+/// What is known of the end of a QP that uses the SRQ.
+#[derive(Debug, Default)]
+pub(super) struct Drain {
+    /// When it was first asked for.
+    since: Option<Instant>,
+    /// Once it takes no more RECVs: completions taken from the CQ by then.
+    ended_at: Option<u64>,
+}
+
+impl Drain {
+    /// Whether it is over. `is_last`: the device has reported that the QP takes no more. `taken`
+    /// completions have come from a CQ of `entries`.
+    fn is_over(&mut self, is_last: bool, taken: u64, entries: u32, now: Instant) -> bool {
+        let waited = now.saturating_duration_since(*self.since.get_or_insert(now));
+        if self.ended_at.is_none() && (is_last || waited >= MOST_SILENT) {
+            self.ended_at = Some(taken);
+        }
+        self.ended_at.is_some_and(|at| taken.wrapping_sub(at) >= entries.into())
+    }
+}
 
 impl VerbsCompletionQueue {
     pub(super) fn new_srq(
@@ -35,7 +53,7 @@ impl VerbsCompletionQueue {
         if limit == 0 {
             return Err(ProviderError::Unsupported("a shared receive queue"));
         }
-        if self.srq.as_ref().is_some_and(|srq| srq.users > 0) {
+        if !self.numbers.is_empty() {
             return Err(ProviderError::Srq(SRQ_IN_USE));
         }
         let what = "shared receive queue entries";
@@ -47,99 +65,30 @@ impl VerbsCompletionQueue {
         if !Arc::ptr_eq(self.cq.context(), pd.context()) {
             return Err(ProviderError::WrongDevice("protection domain"));
         }
-        let before = self.srq.as_ref().map_or(0, SharedQueue::max_wr);
+        let before = self.srq.as_ref().map_or(0, |srq| srq.max_wr());
         self.check_room(max_wr.saturating_sub(before))?;
-        let made = SharedQueue::create(pd, max_wr, self.srqs_made);
+        let made = Srq::create(pd, max_wr, self.srqs_made);
         let made = made.map_err(|error| limits::refused("create shared receive queue", &error))?;
-        if self.srq.is_some() {
-            self.end_srq()?;
-        }
         self.srqs_made = self.srqs_made.wrapping_add(1);
-        self.reserved += max_wr;
-        self.srq = Some(made);
+        self.reserved = self.reserved - before + max_wr;
+        self.srq = Some(Arc::new(made));
         Ok(())
     }
 
     pub(super) fn post_shared(&mut self, wr: RecvWr) -> Result<(), (PostErrorKind, RecvWr)> {
-        match &mut self.srq {
+        match &self.srq {
             Some(srq) => srq.post(wr),
             None => Err((PostErrorKind::NoSrq, wr)),
         }
     }
 
-    pub(super) fn end_srq(&mut self) -> Result<(), ProviderError> {
-        let Some(srq) = &self.srq else { return Err(ProviderError::Srq(NO_SRQ)) };
-        if srq.users > 0 {
-            return Err(ProviderError::Srq(SRQ_IN_USE));
-        }
-        self.reserved -= srq.max_wr();
-        self.srq = None;
-        // Nobody asks any more what these took.
-        let Self { leaving, numbers, .. } = self;
-        leaving.clear(|guard| {
-            numbers.remove(&guard.number());
-        });
-        Ok(())
-    }
-
-    /// The SRQ for a new QP.
-    pub(super) fn srq_guard(&self) -> Option<Arc<SrqGuard>> {
-        self.srq.as_ref().map(|srq| Arc::clone(srq.guard()))
-    }
-
-    /// A QP that uses the SRQ has been made.
-    pub(super) fn join_srq(&mut self, handle: QpHandle, number: u32) {
-        self.numbers.insert(number, handle);
-        if let Some(srq) = &mut self.srq {
-            srq.users += 1;
-        }
-    }
-
-    /// A QP that uses the SRQ, in ERR by now, is destroyed (invariant 1).
-    pub(super) fn leave_srq(&mut self, handle: QpHandle, guard: &Arc<QpGuard>) {
-        if let Some(srq) = &mut self.srq {
-            srq.users -= 1;
-        }
-        self.leaving.add(handle, Arc::clone(guard), Instant::now());
-        // The owner is to poll.
-        self.cq.mailbox().ring();
-    }
-
-    /// So many completions were taken from the CQ, which may have been seen empty.
-    #[cold]
-    pub(super) fn release_left(&mut self, taken: usize, is_empty: bool) {
-        let entries = self.cq.entries() as usize;
-        let Self { leaving, numbers, .. } = self;
-        leaving.on_polled(taken, is_empty, entries, Instant::now(), |guard| {
-            numbers.remove(&guard.number());
-        });
-    }
-
-    /// Whether completions of a destroyed QP may still come.
-    pub(super) fn is_leaving(&self, qp: QpHandle) -> bool {
-        self.leaving.has(qp) || self.ready.iter().any(|completion| completion.qp == qp)
-    }
-
-    /// The RECV of a completion and its QP, also if that was destroyed.
-    fn take_shared(&mut self, key: WrKey, number: u32) -> Option<(QpHandle, RecvWr)> {
-        let wr = self.srq.as_mut()?.take(key)?;
-        // Always found (invariant 2); if not, its memory goes home.
-        self.numbers.get(&number).map(|handle| (*handle, wr))
-    }
-
-    /// Fast path of a successful one on a QP in RTS (see [`WorkQueues::complete_one`]).
-    pub(super) fn complete_one_shared(
-        &mut self,
-        key: WrKey,
-        number: u32,
-        outcome: Outcome,
-    ) -> Option<Completion> {
-        let entry = self.qps.get_mut(*self.numbers.get(&number)?)?;
-        if !entry.queues.delivers_directly() {
-            return None;
-        }
-        let (handle, wr) = self.take_shared(key, number)?;
-        Some(received(handle, wr, outcome))
+    pub(super) fn has_drained_srq(&mut self, qp: QpHandle) -> bool {
+        let (taken, entries) = (self.taken, self.cq.entries());
+        let Some(entry) = self.qps.get_mut(qp) else { return true };
+        let is_last = entry.guard.is_last();
+        entry.queues.state() == QpState::Error
+            && entry.drain.is_over(is_last, taken, entries, Instant::now())
+            && !self.ready.iter().any(|completion| completion.qp == qp)
     }
 
     /// Handles the completion of a RECV of the SRQ. Returns its QP.
@@ -149,17 +98,38 @@ impl VerbsCompletionQueue {
         number: u32,
         outcome: Outcome,
     ) -> Option<QpHandle> {
-        let (handle, wr) = self.take_shared(key, number)?;
-        let completion = received(handle, wr, outcome);
-        match self.qps.get_mut(handle) {
-            Some(entry) => entry.queues.add_received(completion, &mut self.ready),
-            None => self.ready.push_back(completion),
-        }
+        let handle = *self.numbers.get(&number)?;
+        let entry = self.qps.get_mut(handle)?;
+        let wr = self.srq.as_ref()?.take(key)?;
+        entry.queues.add_received(received(handle, wr, outcome), &mut self.ready);
         Some(handle)
     }
 }
 
-/// Whether a completion stays when its QP is destroyed.
-pub(super) fn outlives(completion: &Completion) -> bool {
-    completion.kind != CompletionKind::Send
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ENTRIES: u32 = 10;
+
+    #[test]
+    fn queue_pair_drains_with_the_empty_queue() {
+        let (mut drain, now) = (Drain::default(), Instant::now());
+        let mut is_over = |is_last, taken| drain.is_over(is_last, taken, ENTRIES, now);
+        // Seen empty before the device reported: it may have been filled since.
+        assert!(!is_over(false, 50));
+        assert!(!is_over(true, 60));
+        assert!(!is_over(true, 69), "nine came of a queue that is never empty");
+        assert!(is_over(true, 70));
+    }
+
+    #[test]
+    fn a_silent_device_gets_a_second() {
+        let (mut drain, start) = (Drain::default(), Instant::now());
+        let mut is_over = |taken, after| drain.is_over(false, taken, ENTRIES, start + after);
+        assert!(!is_over(0, Duration::ZERO));
+        assert!(!is_over(50, MOST_SILENT / 2));
+        assert!(!is_over(60, MOST_SILENT));
+        assert!(is_over(70, MOST_SILENT));
+    }
 }

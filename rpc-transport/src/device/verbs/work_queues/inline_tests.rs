@@ -1,4 +1,5 @@
-//! Both ways of an inline SEND give the device the same: the one without a batch, and that of all WRs.
+//! Both paths of an inline SEND give the device the same WRs: the one without a batch, and the
+//! general one.
 #![allow(unsafe_code, reason = "plays the device that posts go to")]
 
 use std::cell::RefCell;
@@ -12,7 +13,7 @@ use crate::device::verbs::ffi;
 const HANDLE: QpHandle = QpHandle { index: 3, generation: 5 };
 const MAX_INLINE: u32 = 16;
 
-/// A WR as the device got it, with its bytes.
+/// A WR as the device received it, with its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     key: u64,
@@ -23,7 +24,7 @@ struct Seen {
 }
 
 thread_local! {
-    /// What came to the device in one post each.
+    /// The WRs that the device received, one list per post.
     static POSTS: RefCell<Vec<Vec<Seen>>> = const { RefCell::new(Vec::new()) };
     static REFUSES: RefCell<bool> = const { RefCell::new(false) };
 }
@@ -34,7 +35,7 @@ unsafe extern "C" fn record(
     bad: *mut *mut ffi::ibv_send_wr,
 ) -> c_int {
     if REFUSES.with_borrow(|refuses| *refuses) {
-        // SAFETY: `ibv_post_send(3)`: where the first WR that was refused is told.
+        // SAFETY: `ibv_post_send(3)`: the pointer receives the first WR that was refused.
         unsafe { *bad = wr };
         return 12;
     }
@@ -45,7 +46,7 @@ unsafe extern "C" fn record(
         let count = usize::try_from(next.num_sge).unwrap();
         let sges = match count {
             0 => &[],
-            // SAFETY: as above: it has so many SGEs.
+            // SAFETY: as above: it has this many SGEs.
             count => unsafe { std::slice::from_raw_parts(next.sg_list, count) },
         };
         let spans = sges.iter().map(|sge| {
@@ -61,12 +62,12 @@ unsafe extern "C" fn record(
     0
 }
 
-/// Calls `with` with a QP of a device that records what is posted; gives what was.
+/// Calls `with` with a QP of a device that records posts; also returns the recorded posts.
 fn posted<R>(with: impl FnOnce(*mut ffi::ibv_qp) -> R) -> (R, Vec<Vec<Seen>>) {
     let mut context = MaybeUninit::<ffi::ibv_context>::zeroed();
     let mut qp = MaybeUninit::<ffi::ibv_qp>::zeroed();
     let (context, qp) = (context.as_mut_ptr(), qp.as_mut_ptr());
-    // SAFETY: memory that is there; zero is a value of all of its fields that `ibv_post_send` reads.
+    // SAFETY: allocated memory; zero is a valid value of all fields that `ibv_post_send` reads.
     let ops = unsafe { &mut (*context).ops };
     ops.post_send = Some(record);
     // SAFETY: as above.
@@ -75,7 +76,7 @@ fn posted<R>(with: impl FnOnce(*mut ffi::ibv_qp) -> R) -> (R, Vec<Vec<Seen>>) {
     (result, POSTS.take())
 }
 
-/// What a test begins with.
+/// The initial state of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Start {
     NotConnected,
@@ -114,7 +115,7 @@ fn queues(start: Start) -> WorkQueues {
     queues
 }
 
-/// As [`CompletionQueue::post_send`](crate::device::CompletionQueue::post_send) and a flush.
+/// Like [`CompletionQueue::post_send`](crate::device::CompletionQueue::post_send), with a flush.
 fn in_batch(
     queues: &mut WorkQueues,
     (wr_id, signaled, bytes): (u64, bool, &[u8]),
@@ -123,17 +124,17 @@ fn in_batch(
     let mut batch = Batch::default();
     let mut wr = SendWr { wr_id, op: SendOp::Send, signaled, source: Source::Inline(bytes) };
     queues.post_send(&mut wr, &mut batch)?;
-    // SAFETY: a QP that is there, and no WR names memory.
+    // SAFETY: a live QP, and no WR names memory.
     Ok(unsafe { batch.post_to(qp) })
 }
 
-/// What follows from a post: the queues' record after it, and after what the device tells of it.
-fn told(mut queues: WorkQueues, posts: &[Vec<Seen>], refused: Option<usize>) -> String {
+/// The consequences of a post: the queues' record after it, and after the device's report.
+fn reported(mut queues: WorkQueues, posts: &[Vec<Seen>], refused: Option<usize>) -> String {
     let (mut text, mut out) = (format!("{queues:?}"), VecDeque::new());
     if let Some(count) = refused {
         queues.strand(count);
     }
-    queues.tell_stranded(&mut out);
+    queues.deliver_stranded(&mut out);
     for seen in posts.iter().flatten() {
         let key = WrKey::decode(seen.key).unwrap();
         let done = Outcome { status: Status::Success, byte_len: 4, imm: None, is_write: false };
@@ -143,7 +144,7 @@ fn told(mut queues: WorkQueues, posts: &[Vec<Seen>], refused: Option<usize>) -> 
 }
 
 #[test]
-fn an_inline_send_without_a_batch_is_what_it_is_in_one() {
+fn inline_send_is_equal_with_and_without_batch() {
     let bytes: [u8; MAX_INLINE as usize + 1] = *b"0123456789abcdefg";
     let starts = [Start::NotConnected, Start::Ready, Start::Full, Start::Broken, Start::Failed];
     let mut alone = 0;
@@ -160,7 +161,7 @@ fn an_inline_send_without_a_batch_is_what_it_is_in_one() {
             let (fast_result, fast_posts) = posted(|qp| match fast.hold_small(7, signaled, len) {
                 Some(key) => {
                     alone += 1;
-                    // SAFETY: a QP that is there.
+                    // SAFETY: a live QP.
                     Ok(unsafe { post_inline_to(qp, key, signaled, wr.2) })
                 }
                 None => in_batch(&mut fast, wr, qp),
@@ -168,9 +169,13 @@ fn an_inline_send_without_a_batch_is_what_it_is_in_one() {
             assert_eq!(fast_posts, posts, "{case:?}");
             assert_eq!(format!("{fast_result:?}"), format!("{result:?}"), "{case:?}");
             let refused = result.ok().and_then(|posted| posted.err()).map(|refused| refused.count);
-            assert_eq!(told(fast, &posts, refused), told(general, &posts, refused), "{case:?}");
+            assert_eq!(
+                reported(fast, &posts, refused),
+                reported(general, &posts, refused),
+                "{case:?}"
+            );
         }
     }
-    // Each length that there is, of a queue that has room.
+    // Every length, on queues that have room.
     assert_eq!(alone, 3 * MAX_INLINE, "the way without a batch is taken where it may be");
 }

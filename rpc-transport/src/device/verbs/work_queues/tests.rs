@@ -1,4 +1,4 @@
-//! What is posted, and what completes, without a device.
+//! Posts and completions, without a device.
 #![allow(unsafe_code, reason = "makes regions that no device knows")]
 
 use std::any::Any;
@@ -56,12 +56,12 @@ fn key(queue: Queue, position: u32) -> WrKey {
     WrKey { queue, qp: HANDLE.index, generation: HANDLE.generation, position }
 }
 
-fn told(out: &mut VecDeque<Completion>) -> Vec<(u64, Status)> {
+fn reported(out: &mut VecDeque<Completion>) -> Vec<(u64, Status)> {
     out.drain(..).map(|completion| (completion.wr_id, completion.status)).collect()
 }
 
 #[test]
-fn memory_is_kept_from_the_post_to_the_completion() {
+fn memory_is_kept_from_post_to_completion() {
     let pool = pool(2);
     let (mut queues, mut batch, mut out) = (queues(4, 4), Batch::default(), VecDeque::new());
     for (wr_id, signaled) in [(1, false), (2, true)] {
@@ -75,13 +75,13 @@ fn memory_is_kept_from_the_post_to_the_completion() {
     // The unsignaled WR's buffer is back in the pool, the signaled one's is in its completion.
     assert_eq!(pool.free_count(), 1);
     assert!(out[0].buffer.is_some());
-    assert_eq!(told(&mut out), [(2, Status::Success)]);
+    assert_eq!(reported(&mut out), [(2, Status::Success)]);
     assert!(!queues.complete(key(Queue::Send, 1), done(Status::Success), &mut out), "twice");
     assert!(queues.is_empty() && out.is_empty());
 }
 
 #[test]
-fn what_was_silent_is_told_by_the_drain_wr() {
+fn drain_wr_reports_unsignaled_work_requests() {
     let (mut queues, mut batch, mut out) = (queues(8, 4), Batch::default(), VecDeque::new());
     for (wr_id, signaled) in [(1, true), (2, false), (3, false)] {
         queues.post_send(&mut send(wr_id, signaled, Source::Inline(b"x")), &mut batch).unwrap();
@@ -92,12 +92,12 @@ fn what_was_silent_is_told_by_the_drain_wr() {
     queues.complete(key(Queue::Send, 0), done(Status::Success), &mut out);
     queues.complete(drain_wr, done(Status::FlushError), &mut out);
     let flushed = Status::FlushError;
-    assert_eq!(told(&mut out), [(1, Status::Success), (2, flushed), (3, flushed)]);
+    assert_eq!(reported(&mut out), [(1, Status::Success), (2, flushed), (3, flushed)]);
     assert!(queues.is_empty());
 }
 
 #[test]
-fn no_drain_wr_where_a_completion_is_due_anyway() {
+fn no_drain_wr_if_a_completion_is_due() {
     let (mut queues, mut batch) = (queues(8, 4), Batch::default());
     queues.post_send(&mut send(1, false, Source::Empty), &mut batch).unwrap();
     queues.post_send(&mut send(2, true, Source::Empty), &mut batch).unwrap();
@@ -112,7 +112,7 @@ fn refused_posts_complete_behind_what_was_posted() {
     }
     queues.strand(2);
     assert_eq!(queues.enter_error(), None, "the last that was posted is signaled");
-    queues.tell_stranded(&mut out);
+    queues.deliver_stranded(&mut out);
     assert!(out.is_empty());
     // WRs posted afterwards do not reach the device either.
     let before = format!("{batch:?}");
@@ -122,11 +122,11 @@ fn refused_posts_complete_behind_what_was_posted() {
     let flushed = Status::FlushError;
     let expected =
         [(2, Status::Success), (3, Status::LocalQpOperation), (4, flushed), (5, flushed)];
-    assert_eq!(told(&mut out), expected);
+    assert_eq!(reported(&mut out), expected);
 }
 
 #[test]
-fn late_recvs_are_flushed_behind_those_of_the_device() {
+fn late_recvs_flush_behind_those_of_the_device() {
     let pool = pool(3);
     let (mut queues, mut out) = (queues(4, 3), VecDeque::new());
     let recv = |wr_id| RecvWr { wr_id, buffer: pool.take().unwrap() };
@@ -138,12 +138,12 @@ fn late_recvs_are_flushed_behind_those_of_the_device() {
     queues.hold_late_recv(recv(3), &mut out);
     let flushed = Status::FlushError;
     assert!(out.iter().all(|completion| completion.buffer.is_some()));
-    assert_eq!(told(&mut out), [(1, flushed), (2, flushed), (3, flushed)]);
+    assert_eq!(reported(&mut out), [(1, flushed), (2, flushed), (3, flushed)]);
     assert_eq!(pool.free_count(), 3);
 }
 
 #[test]
-fn what_comes_early_is_told_in_order_with_the_connection_or_with_its_failure() {
+fn early_completions_are_reported_in_order_once_settled() {
     for fails in [false, true] {
         let capacity =
             QpCapacity { max_send_wr: 1, max_recv_wr: 3, max_inline_bytes: 0, uses_srq: false };
@@ -162,8 +162,9 @@ fn what_comes_early_is_told_in_order_with_the_connection_or_with_its_failure() {
         }
         let last = if fails { Status::LocalLength } else { Status::Success };
         assert!(queues.complete(keys[2], done(last), &mut out));
-        let told: Vec<_> = out.drain(..).map(|told| (told.wr_id, told.status)).collect();
-        assert_eq!(told, [(1, Status::Success), (2, Status::Success), (3, last)]);
+        let reported: Vec<_> =
+            out.drain(..).map(|reported| (reported.wr_id, reported.status)).collect();
+        assert_eq!(reported, [(1, Status::Success), (2, Status::Success), (3, last)]);
         assert_eq!(pool.free_count(), 3);
     }
 }
@@ -227,30 +228,30 @@ fn s73_sends_wait_for_rts() {
     assert!(queues.post_send(&mut send(1, true, Source::Empty), &mut batch).is_ok());
 }
 
-/// A device that sends large unsignaled WRs from where they lie, after the completions of later ones:
+/// A device that sends large unsignaled WRs from their memory, after the completions of later ones:
 /// its user wrote new bytes there, and the peer received those.
 #[test]
-fn what_is_sent_in_place_is_signaled_to_the_device_and_silent_for_the_user() {
+fn direct_send_is_signaled_only_to_the_device() {
     let page = IN_PLACE_BYTES;
     let domain = ProtectionDomain::new(Arc::new(Unregistered));
     let pool = BufferPool::allocate(&domain, page, 3).unwrap();
     let (mut queues, mut batch, mut out) = (queues(4, 4), Batch::default(), VecDeque::new());
     queues.quirks = Quirks { sends_in_place: true, ..Quirks::default() };
     let bytes = |len| Bytes::Memory { address: 0, len, lkey: 0 };
-    assert_eq!(queues.told_by(false, &bytes(page)), (Queue::Silent, true));
-    assert_eq!(queues.told_by(false, &bytes(page - 1)), (Queue::Send, false));
-    assert_eq!(queues.told_by(true, &bytes(page)), (Queue::Send, true));
+    assert_eq!(queues.completion_mode(false, &bytes(page)), (Queue::Silent, true));
+    assert_eq!(queues.completion_mode(false, &bytes(page - 1)), (Queue::Send, false));
+    assert_eq!(queues.completion_mode(true, &bytes(page)), (Queue::Send, true));
     for (wr_id, signaled) in [(1, false), (2, false), (3, true)] {
         let source = Source::Buffer { buffer: pool.take().unwrap(), start: 0, len: page };
         queues.post_send(&mut send(wr_id, signaled, source), &mut batch).unwrap();
     }
-    // Success comes home and is not told; on the fast path it is left to the other one.
+    // The success is consumed and not reported; the fast path leaves it to the general one.
     assert!(queues.complete_one(key(Queue::Silent, 0), done(Status::Success)).is_none());
     assert!(queues.complete(key(Queue::Silent, 0), done(Status::Success), &mut out));
     assert_eq!(pool.free_count(), 1);
     assert!(out.is_empty());
-    // Failure is told, as of any WR.
+    // A failure is reported, as for any WR.
     assert!(queues.complete(key(Queue::Silent, 1), done(Status::LocalProtection), &mut out));
     assert!(queues.complete(key(Queue::Send, 2), done(Status::FlushError), &mut out));
-    assert_eq!(told(&mut out), [(2, Status::LocalProtection), (3, Status::FlushError)]);
+    assert_eq!(reported(&mut out), [(2, Status::LocalProtection), (3, Status::FlushError)]);
 }

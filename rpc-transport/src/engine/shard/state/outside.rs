@@ -6,11 +6,11 @@ use std::collections::VecDeque;
 
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::deferred::Deferred;
-use crate::engine::upper::{Outside, Protocol};
+use crate::engine::upper::{Outside, UpperLayer};
 
 /// Collects the protocol's actions and the bodies to be dropped, for after the lock is released.
 #[inline]
-pub(super) fn collect<P: Protocol>(
+pub(super) fn collect<P: UpperLayer>(
     actions: &mut VecDeque<(ConnectionKey, P::Action)>,
     deferred: &mut Vec<Deferred>,
     key: ConnectionKey,
@@ -22,7 +22,7 @@ pub(super) fn collect<P: Protocol>(
 }
 
 #[inline(never)]
-fn collect_all<P: Protocol>(
+fn collect_all<P: UpperLayer>(
     actions: &mut VecDeque<(ConnectionKey, P::Action)>,
     deferred: &mut Vec<Deferred>,
     key: ConnectionKey,

@@ -3,24 +3,20 @@
 //! Owns the order: completions first, then reposts that waited for the reply, then events. What
 //! they mean is up to the connections.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::outside::collect;
 use super::{NO_CONNECTION, POLL_BATCH, State};
-use crate::connect::error::CloseCause;
-use crate::device::{CompletionKind, ProviderError, QpEvent, QpHandle};
-use crate::engine::connection::repost_shared;
+use crate::device::connection_error::CloseCause;
+use crate::device::{CompletionKind, ProviderError, QpEvent, QpHandle, RecvWr};
 use crate::engine::connection_key::ConnectionKey;
-use crate::engine::upper::Protocol;
+use crate::engine::pump_queue::PumpQueue;
+use crate::engine::upper::UpperLayer;
 
-/// Polls with completions before unfinished connections get a turn: arrivals are handled first.
-const MOST_PASSED_OVER: u8 = 4;
-/// Most connections that then get a turn, of one slice each.
-const MOST_TURNS: usize = 32;
 /// Empty polls for each poll of the event queue: events are rare and may wait.
 const POLLS_PER_EVENT: u32 = 8;
 
-impl<P: Protocol> State<P> {
+impl<P: UpperLayer> State<P> {
     /// Polls the CQ once and handles its completions; returns the number of completions and events.
     /// Polls for events only on every [`POLLS_PER_EVENT`]th empty poll, or when they are overdue.
     #[inline]
@@ -30,21 +26,13 @@ impl<P: Protocol> State<P> {
         }
         let count = match self.cq.poll(&mut self.completions, POLL_BATCH) {
             Ok(0) => self.on_quiet(),
-            Ok(count) => {
-                let found = self.on_completions() + self.overdue_events(count);
-                self.free_shares();
-                found
-            }
+            Ok(count) => self.on_completions() + self.overdue_events(count),
             Err(error) => self.on_dead_cq(&error),
         };
-        if self.unfinished.is_empty() {
+        if self.pump_queue.is_empty() {
             return count;
         }
-        self.passed_over += 1;
-        if count > 0 && self.passed_over < MOST_PASSED_OVER {
-            return count;
-        }
-        count + self.go_on()
+        count + self.give_turns(count > 0)
     }
 
     /// An empty poll: reposts the RECV that waited until the reply was sent, and looks for events
@@ -72,40 +60,28 @@ impl<P: Protocol> State<P> {
     #[cold]
     fn look_for_events(&mut self) -> usize {
         self.events_due = false;
-        let found = match self.cq.poll_event() {
+        match self.cq.poll_event() {
             None => 0,
             Some(event) => self.on_events(event),
-        };
-        self.free_shares();
-        found
-    }
-
-    /// Gives back what connections have left of the receives that this shard's share.
-    #[inline]
-    fn free_shares(&mut self) {
-        if let Some(shared) = &self.shared_recvs {
-            shared.on_polled(&mut *self.cq);
         }
     }
 
-    /// Whether there are so many receives for connections that begin, where they share them.
-    pub(in crate::engine::shard) fn has_recvs(&mut self, count: u32) -> bool {
-        let Some(shared) = &self.shared_recvs else { return true };
-        if !shared.has_room(count) {
-            shared.renew(&mut *self.cq);
-        }
-        shared.has_room(count)
+    /// Whether so many connections that begin may share the receives of this shard, if they are
+    /// shared.
+    pub(in crate::engine::shard) fn has_shares(&mut self, count: u32) -> bool {
+        self.shared_recvs.as_ref().is_none_or(|shared| shared.has_room(&mut *self.cq, count))
     }
 
-    /// Drops completions and reposts that a panic left in the lists. They belong to connections that
-    /// have ended; RECVs that others have, too, are posted again.
+    /// Drops completions and reposts that a panic left in the lists. They belong to connections
+    /// that have ended; RECVs that others have, too, are posted again.
     #[cold]
     fn forget_completions(&mut self) {
         let received = self.completions.drain(..).filter(|it| it.kind != CompletionKind::Send);
         let buffers = received.filter_map(|mut it| it.buffer.take());
         for buffer in buffers.chain(self.reposts.drain(..).map(|wr| wr.buffer)) {
-            if let Some(shared) = &self.shared_recvs {
-                repost_shared(&mut *self.cq, shared, Some(buffer));
+            if self.shared_recvs.is_some() {
+                // One that is refused is missing to the connections that end, too.
+                let _ = self.cq.post_srq_recv(RecvWr { wr_id: 0, buffer });
             }
         }
     }
@@ -116,14 +92,14 @@ impl<P: Protocol> State<P> {
         self.spin.shares_core()
     }
 
-    /// A `sched_yield` of a caller that leads, or of the driver, took this long. Returns whether another thread has
-    /// run meanwhile.
-    pub(crate) fn on_yielded(&mut self, took: Duration, leads: bool) -> bool {
-        self.spin.on_yielded(took, leads, may_run_on_one_core_only)
+    /// A `sched_yield` of this thread ended at `now` and took this long. Returns whether another
+    /// thread has run meanwhile.
+    pub(crate) fn on_yielded(&mut self, now: Instant, took: Duration) -> bool {
+        self.spin.on_yielded(now, took)
     }
 
-    /// How many empty polls who waits makes in a row before it looks at the time. Where the peer needs
-    /// the core to answer: none before it was offered, then one.
+    /// How many empty polls a thread that waits makes in a row before it looks at the time. Where
+    /// the peer needs the core to answer: none before it was yielded, then one.
     #[inline]
     pub(crate) fn polls_at_most(&self, most: u32) -> u32 {
         if self.shares_core() { u32::from(self.spin.has_yielded()) } else { most }
@@ -135,18 +111,18 @@ impl<P: Protocol> State<P> {
         self.quiet_polls
     }
 
-    /// Whether the next waits park because another thread wants the core.
+    /// Whether another thread computes on this core.
     #[cfg(test)]
-    pub(crate) fn parks(&self) -> bool {
-        self.spin.parks()
+    pub(crate) fn is_contended(&self) -> bool {
+        self.spin.is_contended(Instant::now())
     }
 
-    /// Makes this the state of an end that may run on one core only, which its peer needs.
+    /// Makes this the state of an end whose peer needs the core.
     #[cfg(test)]
     pub(crate) fn share_core(&mut self) {
-        self.set_mode(crate::engine::spin::PollMode::Adaptive);
+        self.set_mode(crate::engine::poll::spin::PollMode::Adaptive);
         while !self.shares_core() {
-            self.spin.on_yielded(Duration::from_micros(3), false, || true);
+            self.spin.on_yielded(Instant::now(), Duration::from_micros(3));
             self.spin.on_progress();
         }
     }
@@ -176,17 +152,14 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    /// Gives unfinished connections a turn, longest waiting first. At most [`MOST_TURNS`] slices,
-    /// about what a device copies in a millisecond.
+    /// Gives unfinished connections a turn, if it is time. Returns how many had one.
     #[cold]
-    fn go_on(&mut self) -> usize {
-        self.passed_over = 0;
-        let count = self.unfinished.len().min(MOST_TURNS);
+    fn give_turns(&mut self, had_completions: bool) -> usize {
+        let count = self.pump_queue.on_poll(had_completions);
         for _ in 0..count {
-            let Some(index) = self.unfinished.pop_front() else { break };
+            let Some(index) = self.pump_queue.pop() else { break };
             if let Some(connection) = self.connections.get_mut(index as usize) {
-                connection.in_line = false;
-                connection.give_turn();
+                PumpQueue::give(&mut connection.turn);
                 self.mark_dirty(index);
                 self.transmit_dirty();
             }
@@ -217,8 +190,8 @@ impl<P: Protocol> State<P> {
         count
     }
 
-    /// Handles all events, each when all is handled that arrived before it: messages and a disconnect
-    /// behind them may have come since the last poll (rule 16).
+    /// Handles all events, each when all is handled that arrived before it: messages and a
+    /// disconnect behind them may have come since the last poll (rule 16).
     #[cold]
     pub(in crate::engine::shard) fn on_events(&mut self, first: QpEvent) -> usize {
         let (mut count, mut next) = (0, Some(first));
@@ -231,7 +204,8 @@ impl<P: Protocol> State<P> {
         count
     }
 
-    /// Handles the completions that the CQ has. At most as many as it holds, as more may keep arriving.
+    /// Handles the completions that the CQ has. At most as many as it holds, as more may keep
+    /// arriving.
     fn take_arrived(&mut self) -> usize {
         let (mut taken, most) = (0, self.cq.capacity() as usize);
         while taken < most
@@ -249,14 +223,14 @@ impl<P: Protocol> State<P> {
         self.connections.get(index as usize)?.is_on(qp).then_some(index)
     }
 
-    /// Handles the completions from `first` on that are of the same QP, and returns how many. Unless there
-    /// is no other one in the list, the connection is marked dirty and pumped once for the whole batch.
+    /// Handles the completions from `first` on that are of the same QP, and returns how many.
+    /// Unless there is no other one in the list, the connection is marked dirty and pumped once for
+    /// the whole batch.
     #[inline]
     fn on_run(&mut self, first: usize) -> usize {
         let qp = self.completions[first].qp;
         // A CQ may still hold completions of a QP that has been destroyed.
         let Some(index) = self.connection_of(qp) else {
-            self.on_orphan(first);
             return 1;
         };
         let is_alone = self.completions.len() == 1;
@@ -264,7 +238,7 @@ impl<P: Protocol> State<P> {
         let completions = &mut self.completions[first..];
         let (count, has_received) =
             connection.on_run(&mut *self.cq, self.now, qp, completions, &mut self.reposts);
-        if is_alone && has_received && connection.is_settled() {
+        if is_alone && has_received && connection.needs_no_pump() {
             let key = ConnectionKey { index, generation: connection.generation };
             collect(&mut self.actions, &mut self.deferred, key, &mut connection.protocol);
         } else {
@@ -277,14 +251,6 @@ impl<P: Protocol> State<P> {
             }
         }
         count
-    }
-
-    /// A completion of a QP that was destroyed: a RECV that others have it too is posted again.
-    #[cold]
-    fn on_orphan(&mut self, at: usize) {
-        if let Some(shared) = &self.shared_recvs {
-            repost_shared(&mut *self.cq, shared, self.completions[at].buffer.take());
-        }
     }
 
     fn on_event(&mut self, event: QpEvent) {
@@ -310,32 +276,5 @@ impl<P: Protocol> State<P> {
             }
             left -= count;
         }
-    }
-}
-
-/// Whether this thread may. If that is not known, it may run on others.
-#[cold]
-fn may_run_on_one_core_only() -> bool {
-    rustix::thread::sched_getaffinity(None).is_ok_and(|cores| cores.count() == 1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_thread_with_one_core_to_run_on_is_told_from_others() {
-        let allowed = rustix::thread::sched_getaffinity(None).unwrap();
-        assert_eq!(may_run_on_one_core_only(), allowed.count() == 1);
-        let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
-        let mut one = rustix::thread::CpuSet::new();
-        one.set(first);
-        // Of this thread alone.
-        std::thread::spawn(move || {
-            rustix::thread::sched_setaffinity(None, &one).unwrap();
-            assert!(may_run_on_one_core_only());
-        })
-        .join()
-        .unwrap();
     }
 }

@@ -1,4 +1,5 @@
-//! Pumping: connections whose state has changed send what they have, and what they have for the shard is taken.
+//! Pumping: connections whose state has changed send what they have, and what they have for the
+//! shard is taken.
 //!
 //! Owns the list of these connections. What a connection may send is up to it.
 
@@ -11,17 +12,17 @@ use crate::device::Ring;
 use crate::engine::connection::Connection;
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::deferred::Deferred;
-use crate::engine::upper::Protocol;
+use crate::engine::upper::UpperLayer;
 
-impl<P: Protocol> State<P> {
+impl<P: UpperLayer> State<P> {
     /// Has a connection pumped, whose state has changed in any way.
     pub(crate) fn mark_dirty(&mut self, index: u32) {
-        self.connections[index as usize].disturb();
+        self.connections[index as usize].leave_fast_path();
         self.mark_ready(index);
     }
 
-    /// Has a connection pumped that may have messages to send or actions to be run, and more only if it
-    /// knows of that itself.
+    /// Has a connection pumped that may have messages to send or actions to be run, and more only
+    /// if it knows of that itself.
     #[inline]
     pub(super) fn mark_ready(&mut self, index: u32) {
         let connection = &mut self.connections[index as usize];
@@ -45,13 +46,14 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    /// Sends what a connection has to send, with doorbells by `ring`, and takes what it has for others.
+    /// Sends what a connection has to send, with doorbells by `ring`, and takes what it has for
+    /// others.
     #[inline(never)]
     pub(super) fn pump(&mut self, index: u32, ring: Ring) {
         let Some(connection) = self.connections.get_mut(index as usize) else { return };
         connection.dirty = false;
         connection.pump(&mut *self.cq, ring);
-        if !connection.is_at_rest() {
+        if !connection.is_fast() {
             return self.end_pump(index);
         }
         let key = ConnectionKey { index, generation: connection.generation };
@@ -65,7 +67,7 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    /// The rest of what is to be done for a connection that was not at rest.
+    /// Ends a pump that made every check.
     #[inline(never)]
     fn end_pump(&mut self, index: u32) {
         let connection = &mut self.connections[index as usize];
@@ -81,15 +83,13 @@ impl<P: Protocol> State<P> {
             }
         }
         self.deferred.append(connection.deferred());
-        if connection.is_unfinished() && !std::mem::replace(&mut connection.in_line, true) {
-            self.unfinished.push_back(index);
-        }
+        self.pump_queue.on_pumped(index, &mut connection.turn);
         register(&mut self.deadlines, index, connection);
         if connection.owes_idle_ack() && !connection.warm {
             connection.warm = true;
             self.warm.push(index);
         }
-        connection.come_to_rest();
+        connection.update_fast();
         if connection.is_removable() {
             self.remove(index);
         }
@@ -108,7 +108,7 @@ impl<P: Protocol> State<P> {
 }
 
 /// Registers the deadline of a connection, if it has an earlier one than is registered.
-fn register<P: Protocol>(
+fn register<P: UpperLayer>(
     deadlines: &mut BTreeSet<(Instant, u32)>,
     index: u32,
     connection: &mut Connection<P>,

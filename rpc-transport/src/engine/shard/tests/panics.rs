@@ -4,10 +4,9 @@ use super::*;
 
 /// What a run has left when a panic ends it is posted again where others have it, too.
 #[tokio::test]
-async fn receives_that_are_shared_come_back_after_a_panic_in_a_run() {
+async fn shared_receives_come_back_after_a_panic() {
     const WINDOW: u16 = 8;
-    let config =
-        LinkConfig::default().keep_alive(None).data_credits(WINDOW).first_data_credits(WINDOW);
+    let config = LinkConfig::default().keep_alive(None).data_credits(WINDOW);
     let sharing = config.clone().shared_receive_queue(true);
     let mut listener = soft::listen_mem("shard-shared-panic").unwrap();
     let address = listener.local_address();
@@ -43,7 +42,7 @@ async fn receives_that_are_shared_come_back_after_a_panic_in_a_run() {
         let received = server.look(accepted, |protocol| protocol.received).unwrap();
         server.with(accepted, |protocol| protocol.bomb = Some(received + bomb)).unwrap();
         (0..WINDOW).for_each(|_| send(&client, connected));
-        let wait = || server.with_progress(accepted, true, |_| (), |_, ()| Progress::<()>::Wait);
+        let wait = || server.with_progress(accepted, true, |_| (), |_, ()| Progress::Wait);
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(wait)).unwrap_err();
         server.release(accepted);
         client.release(connected);
@@ -55,6 +54,6 @@ async fn receives_that_are_shared_come_back_after_a_panic_in_a_run() {
                 state.leave().run();
             }
         }
-        assert_eq!(server.shared_recv_pool().unwrap().granted(), 0);
+        assert_eq!((server.shares().unwrap().used(), server.shares().unwrap().spent()), (0, 0));
     }
 }

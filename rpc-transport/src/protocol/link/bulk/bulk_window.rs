@@ -3,9 +3,10 @@
 //! Owns the list of bulk frames whose credit or SQ slot is in use. Never looks at the queue.
 //!
 //! Invariants:
-//! 1. At most `T = D / 2 + 1` data credits of the peer's window of now are spent on bulk and not
-//!    returned; the rest is left for small messages. Not fewer, or bulk could wait for ever: with nothing in
-//!    flight a peer may keep up to `T - 1` credits (credit rule I5), and all of them may be bulk.
+//! 1. At most `T = D / 2 + 1` data credits in the peer's current window are spent on bulk and not
+//!    returned; the rest is left for small messages. With a lower bound, bulk could wait for ever:
+//!    with nothing in flight a peer may keep up to `T - 1` credits (credit rule I5), and all of
+//!    them may be bulk.
 //! 2. At most half of the SQ's data slots and `max_bytes` hold bulk frames, but two frames always
 //!    fit. A small message waits behind no more than that.
 //! 3. The frame after which the SQ has no room for another bulk frame is signaled: no bulk frame
@@ -68,7 +69,8 @@ impl BulkWindow {
     /// have had their credit returned, modulo 2^32.
     pub(in crate::protocol::link) fn allows(&mut self, returned: u32) -> bool {
         // Credits come back in the order in which they were spent: receivers repost in order.
-        while self.uncredited.front().is_some_and(|number| is_before(*number, returned)) {
+        let is_returned = |number: &u32| (1..1 << 31).contains(&returned.wrapping_sub(*number));
+        while self.uncredited.front().is_some_and(is_returned) {
             self.uncredited.pop_front();
         }
         self.uncredited.len() < self.max_credits && self.has_room()
@@ -124,12 +126,6 @@ impl BulkWindow {
     pub(in crate::protocol::link) fn credits_out(&self) -> usize {
         self.uncredited.len()
     }
-}
-
-/// Whether `number` comes before `bound`, modulo 2^32.
-fn is_before(number: u32, bound: u32) -> bool {
-    let distance = bound.wrapping_sub(number);
-    distance != 0 && distance < 1 << 31
 }
 
 #[cfg(test)]
@@ -190,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_in_the_send_queue_are_bounded_but_two_frames_always_fit() {
+    fn send_queue_bytes_are_bounded_two_frames_fit() {
         assert_eq!(fill(&mut window(64, 1), 0, 0), 2);
         assert_eq!(fill(&mut window(64, 399), 0, 0), 3);
         let mut window = window(64, 400);

@@ -28,7 +28,7 @@ pub(in crate::protocol::link) struct Segmenter {
     /// Longer messages are streams at the peer.
     assembly_bytes: u64,
     /// The peer reports how far streams are read.
-    is_told: bool,
+    has_progress: bool,
     next_number: u32,
     current: Option<Current>,
     abort: Option<Segment>,
@@ -42,7 +42,7 @@ struct Current {
     /// Assigned with the first segment.
     number: Option<u32>,
     sent: u64,
-    /// The peer was told that the head ends.
+    /// The end of the head was sent.
     head_ended: bool,
     /// The tail is written into the peer's slot, so the message is never a stream, however long.
     is_placed: bool,
@@ -87,14 +87,21 @@ pub(in crate::protocol::link) enum GivenUp {
 }
 
 impl Segmenter {
-    /// `segment_bytes`: payload of a full segment; `assembly_bytes`: the peer's; `is_told`: whether
-    /// the peer reports how far its streams are read.
+    /// `segment_bytes`: payload of a full segment; `assembly_bytes`: the peer's; `has_progress`:
+    /// whether the peer reports how far its streams are read.
     pub(in crate::protocol::link) fn new(
         segment_bytes: usize,
         assembly_bytes: u64,
-        is_told: bool,
+        has_progress: bool,
     ) -> Self {
-        Self { segment_bytes, assembly_bytes, is_told, next_number: 0, current: None, abort: None }
+        Self {
+            segment_bytes,
+            assembly_bytes,
+            has_progress,
+            next_number: 0,
+            current: None,
+            abort: None,
+        }
     }
 
     /// Whether a segment or an abort is to be sent.
@@ -132,7 +139,7 @@ impl Segmenter {
     pub(in crate::protocol::link) fn start(&mut self, queued: Queued) {
         debug_assert!(!self.has_work(), "invariant 1");
         let Queued { tag, message } = queued;
-        let is_held = self.is_told && message.total_len() > self.assembly_bytes;
+        let is_held = self.has_progress && message.total_len() > self.assembly_bytes;
         self.current = Some(Current {
             tag,
             message: Arc::new(message),

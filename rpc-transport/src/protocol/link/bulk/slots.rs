@@ -9,11 +9,9 @@
 //!    length is always allowed. Slots of calls that were given up count until their DONE. If no
 //!    slot can be opened, the reply comes through the arena.
 
-use std::any::Any;
 use std::collections::HashMap;
-use std::sync::Arc;
 
-use crate::message::payload::{Lease, Piece};
+use crate::message::payload::Piece;
 use crate::message::reply_slot::SlotOffer;
 use crate::protocol::error::ProtocolError;
 use crate::protocol::frame::{Placed, SlotBlock};
@@ -90,9 +88,6 @@ impl Slots {
     }
 }
 
-/// What an offer holds for as long as its memory is used.
-impl Lease for Arc<dyn Any + Send + Sync> {}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_stays_within_the_budget_until_it_is_done() {
+    fn open_slots_stay_within_the_budget() {
         let mut slots = Slots::new(true, 10_000);
         let open = |slots: &mut Slots, len| slots.open(&offer(len)).map(|block| block.slot);
         assert_eq!(open(&mut slots, 6_000), Some(0));
@@ -119,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn one_slot_is_open_whatever_its_length_but_none_without_a_budget() {
+    fn one_slot_of_any_length_needs_a_budget() {
         let mut slots = Slots::new(true, 100);
         assert!(slots.open(&offer(60_000)).is_some());
         assert!(slots.open(&offer(1)).is_none());

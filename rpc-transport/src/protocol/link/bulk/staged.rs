@@ -1,6 +1,7 @@
-//! How much of the next segment may be staged: copied into registered memory and written from there.
+//! How much of the next segment may be staged: copied into registered memory and written from
+//! there.
 //!
-//! Owns that number, between whoever has the memory and the cut of the next segment. Never copies.
+//! Owns that number: the engine sets it, and the next segment is cut to it. Never copies.
 //!
 //! Invariants:
 //! 1. A segment has no more bytes that must be staged than there is room for.
@@ -67,8 +68,8 @@ impl Link {
     /// From now on memory of other domains than this one is written only as far as there is room to
     /// stage it, at first none: see [`Link::wanted_staging`].
     pub fn stage_other_domains(&mut self, domain: u64) {
-        if let Some(arenas) = &mut self.arenas {
-            arenas.staged.domain = Some(domain);
+        if let Some(path) = &mut self.write_path {
+            path.staged.domain = Some(domain);
         }
     }
 
@@ -76,15 +77,15 @@ impl Link {
     /// for room. Answer with [`Link::set_staging_room`], now or later.
     #[must_use]
     pub fn wanted_staging(&self) -> Option<u64> {
-        self.arenas.as_ref().and_then(|arenas| arenas.staged.wanted)
+        self.write_path.as_ref().and_then(|path| path.staged.wanted)
     }
 
-    /// There is room to stage so many bytes of one segment, fewer or more than were wanted. Then
+    /// There is room to stage `bytes` bytes of one segment, fewer or more than were wanted. Then
     /// transmit.
     pub fn set_staging_room(&mut self, bytes: u64) {
-        if let Some(arenas) = &mut self.arenas {
-            (arenas.staged.room, arenas.staged.wanted) = (bytes, None);
-            arenas.go_on();
+        if let Some(path) = &mut self.write_path {
+            (path.staged.room, path.staged.wanted) = (bytes, None);
+            self.bulk.unblock();
         }
     }
 }
@@ -107,7 +108,7 @@ mod tests {
     proptest! {
         #[test]
         #[cfg_attr(miri, ignore = "slow")]
-        fn a_segment_stages_no_more_than_there_is_room_for_and_all_is_sent_in_the_end(
+        fn segment_stages_what_fits_and_sends_everything(
             parts in prop::collection::vec((any::<bool>(), 1_usize..5_000), 1..9),
             head in 0_usize..400,
             rooms in prop::collection::vec(prop_oneof![Just(0_u64), 1_u64..6_000], 1..200),

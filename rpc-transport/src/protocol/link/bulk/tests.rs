@@ -115,7 +115,7 @@ fn extents_that_cannot_be_are_refused_by_name() {
 }
 
 #[test]
-fn a_chunk_that_holds_a_message_takes_no_other() {
+fn occupied_chunk_takes_no_other_message() {
     let mut end = owner();
     let Ok(Inbound::Assembled(mut held)) = receive(&mut end, &message(0, 100, &[(2, 1)])) else {
         panic!("no message")
@@ -128,7 +128,7 @@ fn a_chunk_that_holds_a_message_takes_no_other() {
 }
 
 #[test]
-fn what_is_copied_since_the_application_holds_its_share_makes_the_arenas_grow() {
+fn copies_for_a_full_share_grow_the_arenas() {
     let mut end = owner();
     let mut tail_of = |number, chunks: &[(u16, u16)]| {
         let Ok(Inbound::Assembled(mut message)) =
@@ -153,7 +153,7 @@ fn what_is_copied_since_the_application_holds_its_share_makes_the_arenas_grow() 
 }
 
 #[test]
-fn a_message_beyond_the_share_of_all_chunks_makes_no_arena_grow() {
+fn message_beyond_all_chunks_grows_no_arena() {
     let mut end = owner();
     let first = 4 * CHUNK;
     let segment = Segment {
@@ -171,7 +171,7 @@ fn a_message_beyond_the_share_of_all_chunks_makes_no_arena_grow() {
 }
 
 #[test]
-fn other_broken_rules_of_large_messages_have_their_names() {
+fn other_broken_bulk_rules_are_named() {
     use ProtocolError as E;
     let segment = Segment {
         number: 0,
@@ -223,7 +223,7 @@ fn other_broken_rules_of_large_messages_have_their_names() {
 }
 
 #[test]
-fn without_the_feature_a_block_of_arenas_is_refused() {
+fn arena_block_without_the_feature_is_refused() {
     let now = Instant::now();
     let offer = Offer::new(&config(), Features::NONE, 7);
     let agreed = offer.agree_as_server(&offer).unwrap();
@@ -236,7 +236,7 @@ fn without_the_feature_a_block_of_arenas_is_refused() {
 
 /// Large messages wait and can be revoked; small ones are sent meanwhile.
 #[test]
-fn a_peer_that_never_releases_keeps_large_messages_waiting_and_nothing_else() {
+fn peer_that_never_releases_blocks_only_bulk() {
     let mut end = end(Instant::now());
     let advertised = Advertisement {
         arena: 0,
@@ -366,7 +366,7 @@ fn broken_rules_of_reply_slots_have_their_names() {
 /// A tail in the receiver's own slot needs no other memory, so `assembly_bytes` does not limit it;
 /// but all of such a tail must be written into the slot.
 #[test]
-fn a_tail_above_what_is_put_together_may_fill_a_slot_and_go_nowhere_else() {
+fn oversized_tail_may_only_fill_a_slot() {
     let config = config().assembly_bytes(1000);
     let offer = Offer::new(&config, Features::ARENA.with(Features::REPLY_SLOTS), 7);
     let agreed = offer.agree_as_server(&offer).unwrap();
@@ -469,7 +469,7 @@ proptest! {
                 }
             }
             // Like a peer whose credits never run out.
-            let owed = end.metrics().counters.owed.data;
+            let owed = end.metrics().counters.owed.data();
             if owed > 4 {
                 break;
             }
@@ -512,7 +512,7 @@ fn flooded(
 /// Regression test: nobody replied into the slots, and the list of slots whose DONE waits to be
 /// sent grew by 4 bytes a frame.
 #[test]
-fn a_peer_that_grants_no_data_credits_cannot_grow_the_slots_to_be_done() {
+fn peer_without_credits_cannot_grow_done_slots() {
     let offer = Offer::new(&config(), Features::ARENA.with(Features::REPLY_SLOTS), 7);
     let agreed = offer.agree_as_server(&offer).unwrap();
     let mut end = Link::new(&config(), &agreed, Instant::now()).unwrap();
@@ -526,7 +526,7 @@ fn a_peer_that_grants_no_data_credits_cannot_grow_the_slots_to_be_done() {
 /// Regression test: each arena came and went, and the list of given up arenas to report grew with
 /// each.
 #[test]
-fn a_peer_that_grants_no_data_credits_cannot_grow_the_arenas_to_be_given_up() {
+fn peer_without_credits_cannot_grow_returned_arenas() {
     let arena = |number: u32| Advertisement {
         arena: u16::try_from(number % 3).unwrap(),
         first_chunk: u16::try_from(number % 3).unwrap(),
@@ -548,7 +548,7 @@ fn a_peer_that_grants_no_data_credits_cannot_grow_the_arenas_to_be_given_up() {
 /// Regression test: a peer could give an arena up before the AskBack was sent, which then still was
 /// queued.
 #[test]
-fn an_arena_is_not_given_up_before_it_was_asked_back() {
+fn arena_is_given_up_only_after_recall() {
     let now = Instant::now();
     let mut end = owner();
     while end.poll_transmit().is_some() {}
@@ -562,7 +562,7 @@ fn an_arena_is_not_given_up_before_it_was_asked_back() {
 }
 
 #[test]
-fn more_of_a_stream_than_its_reader_takes_is_refused() {
+fn stream_beyond_its_readers_room_is_refused() {
     let mut end = end_with(&config().assembly_bytes(1000), Instant::now());
     let segment = |offset, head_end| {
         let (last, abort, total) = (false, false, 5000);

@@ -61,10 +61,10 @@ impl End {
     }
 
     /// A relay between the hosts buffers `relay` bytes.
-    fn moves(&self, tells: bool, relay: u64) -> Moves {
+    fn moves(&self, has_counters: bool, relay: u64) -> Moves {
         let accepted = self.posted.min(self.accepted + relay);
         let device = Traffic { received: self.received, accepted, pending: self.posted - accepted };
-        Moves { device: tells.then_some(device), completed: self.completed }
+        Moves { device: has_counters.then_some(device), completed: self.completed }
     }
 }
 
@@ -76,7 +76,7 @@ struct World {
     rate: u64,
     cut: bool,
     /// Whether the device has traffic counters.
-    tells: bool,
+    has_counters: bool,
     /// Bytes that a relay between the hosts buffers.
     relay: u64,
 }
@@ -85,7 +85,7 @@ impl World {
     fn new(rate: u64, intervals: [Option<Duration>; 2]) -> Self {
         let start = Instant::now();
         let ends = intervals.map(|interval| End::new(start, interval));
-        Self { start, now: Duration::ZERO, ends, rate, cut: false, tells: true, relay: 0 }
+        Self { start, now: Duration::ZERO, ends, rate, cut: false, has_counters: true, relay: 0 }
     }
 
     fn both(rate: u64) -> Self {
@@ -113,7 +113,7 @@ impl World {
 
     /// The process of an end acts as a driver: consumes frames, handles timers, sends.
     fn drive(&mut self, at: usize) {
-        let (now, tells, relay) = (self.start + self.now, self.tells, self.relay);
+        let (now, has_counters, relay) = (self.start + self.now, self.has_counters, self.relay);
         let passed = self.now;
         let end = &mut self.ends[at];
         if passed < end.stopped_until || end.verdict.is_some() {
@@ -128,7 +128,7 @@ impl World {
                 Kind::Pong => end.keep.on_pong().unwrap(),
             }
         }
-        let moves = end.moves(tells, relay);
+        let moves = end.moves(has_counters, relay);
         if end.keep.on_timeout(now, moves).is_err() {
             end.verdict = Some(passed);
         }
@@ -174,7 +174,7 @@ impl World {
 }
 
 #[test]
-fn a_slow_link_in_the_midst_of_a_payload_is_alive_at_both_ends() {
+fn slow_link_amid_a_payload_stays_alive() {
     for (rate, relay) in [(20_000, 0), (20_000, 300_000), (50_000, 300_000), (1_000_000, 0)] {
         for senders in [&[0][..], &[0, 1]] {
             let mut world = World::both(rate);
@@ -190,16 +190,16 @@ fn a_slow_link_in_the_midst_of_a_payload_is_alive_at_both_ends() {
 
 /// Such a device still says what has completed.
 #[test]
-fn a_slow_link_of_a_device_that_cannot_tell_lives_as_long_as_something_completes() {
+fn slow_link_lives_while_work_requests_complete() {
     let mut world = World::both(20_000);
-    world.tells = false;
+    world.has_counters = false;
     (0..1000).for_each(|_| world.ends[0].send(Kind::Data, 8 << 10));
     world.run(SECOND(1000), |_| ());
     world.assert_alive();
 }
 
 #[test]
-fn an_idle_pair_lives_and_a_cut_link_is_found_in_time() {
+fn idle_pair_lives_and_cut_link_is_detected() {
     let mut world = World::both(1_000_000);
     world.run(SECOND(100), |_| ());
     world.assert_alive();
@@ -209,7 +209,7 @@ fn an_idle_pair_lives_and_a_cut_link_is_found_in_time() {
 }
 
 #[test]
-fn a_link_that_is_cut_in_the_midst_of_a_payload_is_found_within_the_bound() {
+fn link_cut_amid_a_payload_is_detected() {
     for at in (0..60).map(SECOND) {
         let mut world = World::both(20_000);
         (0..32).for_each(|_| world.ends[0].send(Kind::Data, SEGMENT));
@@ -221,7 +221,7 @@ fn a_link_that_is_cut_in_the_midst_of_a_payload_is_found_within_the_bound() {
 
 /// Its host goes on acknowledging what somebody sends now and then.
 #[test]
-fn a_stopped_process_whose_host_acknowledges_is_dead_all_the_same() {
+fn stopped_process_with_acking_host_is_dead() {
     let mut world = World::both(1_000_000);
     world.ends[1].stopped_until = Duration::MAX;
     let mut sent_at = Duration::ZERO;
@@ -236,7 +236,7 @@ fn a_stopped_process_whose_host_acknowledges_is_dead_all_the_same() {
 
 /// The other one answers, a little later, when this one goes on.
 #[test]
-fn an_end_that_was_stopped_itself_does_not_judge_the_other() {
+fn stopped_end_does_not_judge_its_peer() {
     for stopped_at in (0..40).map(SECOND) {
         for stop in [1, 3, 5, 8, 30, 300].map(SECOND) {
             let mut world = World::new(1_000_000, [Some(INTERVAL), None]);
@@ -251,7 +251,7 @@ fn an_end_that_was_stopped_itself_does_not_judge_the_other() {
 }
 
 #[test]
-fn an_end_that_looks_once_in_seconds_does_not_judge_the_other() {
+fn rarely_polling_end_does_not_judge_its_peer() {
     let mut world = World::new(1_000_000, [Some(INTERVAL), None]);
     world.run(SECOND(600), |world| {
         for (end, pause) in world.ends.iter_mut().zip([2, 9].map(SECOND)) {
@@ -275,7 +275,7 @@ fn healthy_pairs_live_and_dead_ones_are_found() {
     };
     for _ in 0..60 {
         let mut world = World::both(10_000 + random(500_000));
-        world.tells = true;
+        world.has_counters = true;
         let dies_at = SECOND(50 + random(150));
         let mut pause_over = Duration::ZERO;
         world.run(dies_at, |world| {

@@ -32,7 +32,7 @@ fn a_silent_peer_is_pinged_then_dead() {
 }
 
 #[test]
-fn life_without_a_pong_is_life_but_then_silence_is_death() {
+fn traffic_without_pong_lives_then_silence_kills() {
     let mut pair = Pair::new(&small_config());
     let start = pair.now;
     let after = |seconds| start + Duration::from_secs(seconds);
@@ -53,7 +53,7 @@ fn life_without_a_pong_is_life_but_then_silence_is_death() {
 }
 
 #[test]
-fn a_ping_that_cannot_leave_is_a_silent_peer_too() {
+fn unsendable_ping_counts_as_silence() {
     let mut pair = Pair::new(&small_config());
     for tag in 0..8 {
         pair.submit(0, Lane::Small, tag, 10);

@@ -1,16 +1,18 @@
-//! Of whose arrivals the event fd tells, and when.
+//! Which arrivals the event fd reports, and when.
 
-use crate::device::CompletionQueue;
+use rustix::event::epoll;
+
+use crate::device::{CompletionQueue, QpEvent, QpState, Status};
 
 use super::super::testing::World;
-use super::super::{EVENTS_EVERY, QUIET_VISITS};
+use super::super::{EVENTS_EVERY, QUIET_VISITS, find};
 
 #[test]
 #[cfg_attr(miri, ignore = "miri knows no epoll of this kind")]
 fn arrivals_wake_nobody_while_they_are_polled_for() {
     let mut world = World::new(1);
     world.stay_awake(&[0]);
-    // What the set had found as it was last told.
+    // Clears the events of the last change.
     world.cq.clear_events().unwrap();
     world.send(0);
     assert!(!world.is_woken());
@@ -19,7 +21,7 @@ fn arrivals_wake_nobody_while_they_are_polled_for() {
 
 #[test]
 #[cfg_attr(miri, ignore = "miri knows no epoll of this kind")]
-fn who_goes_to_sleep_finds_what_has_come_and_is_woken_by_what_comes() {
+fn arming_finds_pending_packets_and_later_ones_wake() {
     let mut world = World::new(2);
     for round in 0..3 {
         world.stay_awake(&[0, 1]);
@@ -38,7 +40,7 @@ fn who_goes_to_sleep_finds_what_has_come_and_is_woken_by_what_comes() {
 
 #[test]
 #[cfg_attr(miri, ignore = "miri knows no epoll of this kind")]
-fn who_sleeps_now_and_then_has_no_queue_pair_muted() {
+fn occasional_sleep_mutes_no_queue_pair() {
     let mut world = World::new(1);
     for round in 0..4 * EVENTS_EVERY {
         world.send(0);
@@ -52,11 +54,11 @@ fn who_sleeps_now_and_then_has_no_queue_pair_muted() {
 
 #[test]
 #[cfg_attr(miri, ignore = "miri knows no epoll of this kind")]
-fn a_muted_queue_pair_that_nobody_visits_any_more_is_told_of_again() {
+fn muted_queue_pair_without_visits_is_reported_again() {
     let mut world = World::new(2);
     world.stay_awake(&[0, 1]);
     assert_eq!(world.cq.muted, 2);
-    // The other one goes on.
+    // The other QP stays in use.
     for _ in 0..QUIET_VISITS {
         world.send(0);
         assert_eq!(world.poll(), 1);
@@ -69,9 +71,31 @@ fn a_muted_queue_pair_that_nobody_visits_any_more_is_told_of_again() {
     assert!((0..=EVENTS_EVERY).any(|_| world.poll() == 1));
     world.stay_awake(&[0, 1]);
     assert_eq!(world.cq.muted, 2);
-    // Muted or not, they end.
+    // Destroying works whether they are muted or not.
     for (qp, _) in std::mem::take(&mut world.peers) {
         world.cq.destroy_qp(qp).unwrap();
     }
     assert_eq!(world.cq.muted, 0);
+}
+
+/// A regression: all queue pairs of the CQ ended, since its driver treated the error as the end of
+/// the CQ.
+#[test]
+#[cfg_attr(miri, ignore = "miri knows no epoll of this kind")]
+fn a_socket_that_cannot_be_watched_ends_alone() {
+    let mut world = World::new(2);
+    world.stay_awake(&[0, 1]);
+    let [lost, other] = [0, 1].map(|peer: usize| world.peers[peer].0);
+    let fd = find(&mut world.cq.entries, lost).unwrap().wire().watched().unwrap().0;
+    epoll::delete(&world.cq.epoll, fd).unwrap();
+    world.cq.arm().unwrap();
+    assert_eq!(world.cq.state(lost), Some(QpState::Error));
+    assert!(matches!(world.cq.poll_event(), Some(QpEvent::Fatal(qp, _)) if qp == lost));
+    assert_eq!((world.cq.state(other), world.cq.muted), (Some(QpState::ReadyToSend), 0));
+    let mut flushed = Vec::new();
+    world.cq.poll(&mut flushed, 64).unwrap();
+    assert!(flushed.iter().all(|it| it.qp == lost && it.status == Status::FlushError));
+    world.cq.arm().unwrap();
+    world.send(1);
+    assert!(world.is_woken());
 }

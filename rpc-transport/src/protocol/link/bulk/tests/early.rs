@@ -4,7 +4,6 @@ use super::*;
 use crate::memory::budget::MemoryBudget;
 use crate::message::payload::Payload;
 use crate::message::received::Message;
-use crate::protocol::link::bulk::early_copies::EARLY_COPIES;
 
 /// Bytes of a tail, in two segments.
 const TAIL: u64 = 2 * CHUNK;
@@ -13,6 +12,8 @@ const TAIL: u64 = 2 * CHUNK;
 struct Peer {
     end: Link,
     number: u32,
+    /// What the layer above says of the next message.
+    copies: bool,
 }
 
 impl Peer {
@@ -22,7 +23,7 @@ impl Peer {
 
     fn of(mut end: Link, budget: &MemoryBudget) -> Self {
         end.set_memory_budget(budget.share());
-        Self { end, number: 0 }
+        Self { end, number: 0, copies: true }
     }
 
     /// A segment arrives whose bytes lie in one chunk: the first of a tail, or the one behind that.
@@ -32,8 +33,8 @@ impl Peer {
 
     fn segment_at(&mut self, at: u64, chunk: u16, tail: u64) -> Inbound {
         let is_first = at == 0;
-        // What was given back is told to the peer, as when time passes.
-        self.end.arenas.as_mut().unwrap().on_timeout(Instant::now());
+        // Time passes, so that the peer learns which chunks were given back.
+        self.end.assembly.landing_mut().unwrap().on_timeout(Instant::now());
         self.transmit();
         let (counters, window) = (self.end.credits.counters(), self.end.credits.remote());
         let (data, ack) = (window.data - counters.data_credits, window.ack - counters.ack_credits);
@@ -51,7 +52,11 @@ impl Peer {
         let blocks = Blocks { segment: Some(segment), written, ..Blocks::default() };
         let mut frame = blocks.to_prefix(Kind::Data, Grant { data, ack });
         frame.extend_from_slice(head);
-        let inbound = self.end.on_frame(Instant::now(), None, &frame).unwrap();
+        let copies_tail = |head: &[u8]| {
+            assert_eq!(head, b"head", "all of it, and nothing of the tail");
+            self.copies
+        };
+        let inbound = self.end.on_frame_with(Instant::now(), None, &frame, &copies_tail).unwrap();
         self.transmit();
         inbound
     }
@@ -78,19 +83,6 @@ impl Peer {
     fn tail(&mut self) -> Payload {
         self.message([0, 1]).take_tail().unwrap()
     }
-
-    /// Messages arrive whose reader copies their tails, until one has been copied early.
-    fn learn(&mut self) {
-        for number in 0..10 {
-            let tail = self.tail();
-            if tail.is_private() {
-                assert!(number > 1, "nobody has copied any yet");
-                return;
-            }
-            assert_eq!(tail.into_vec().len() as u64, TAIL);
-        }
-        panic!("none was copied early");
-    }
 }
 
 fn peer() -> Peer {
@@ -98,9 +90,8 @@ fn peer() -> Peer {
 }
 
 #[test]
-fn where_readers_copy_tails_the_next_is_copied_while_it_arrives() {
+fn tails_are_copied_while_they_arrive() {
     let mut peer = peer();
-    peer.learn();
     let inbound = peer.segment(0, true, TAIL);
     assert!(matches!(inbound, Inbound::None));
     // The chunk is free before the second one is written.
@@ -113,69 +104,46 @@ fn where_readers_copy_tails_the_next_is_copied_while_it_arrives() {
 }
 
 #[test]
-fn where_tails_are_read_in_place_none_is_copied_early() {
+fn tails_read_in_place_stay_in_the_arena() {
     let mut peer = peer();
-    for _ in 0..20 {
-        let tail = peer.tail();
-        assert!(!tail.is_private());
-        assert_eq!(tail.slice(0..5).into_vec(), [0; 5]);
+    for copies in [false, true, false] {
+        peer.copies = copies;
+        assert_eq!(peer.tail().is_private(), copies);
     }
-    peer.learn();
-    // The one in so many that is left where it is tells that readers have changed their minds.
-    let early = (0..2 * EARLY_COPIES).filter(|_| peer.tail().is_private()).count();
-    assert_eq!(early + 1, EARLY_COPIES as usize);
 }
 
 #[test]
-fn where_readers_go_on_copying_one_tail_in_so_many_is_left_where_it_is() {
-    let mut peer = peer();
-    peer.learn();
-    let mut left = 0;
-    for _ in 0..3 * (EARLY_COPIES + 1) {
-        let tail = peer.tail();
-        left += u32::from(!tail.is_private());
-        drop(tail.into_vec());
-    }
-    assert_eq!(left, 3);
-}
-
-#[test]
-fn beside_large_messages_of_connections_that_share_the_budget_none_is_copied_early() {
+fn a_shared_budget_has_one_early_copy() {
     let budget = MemoryBudget::unlimited();
     let (mut one, mut other) = (Peer::new(&budget), Peer::new(&budget));
-    one.learn();
-    other.learn();
     let held = one.message([0, 1]);
     assert!(held.tail().unwrap().is_private());
     assert!(!other.tail().is_private());
     drop(held);
-    other.learn();
+    assert!(other.tail().is_private());
 }
 
 #[test]
-fn while_another_large_message_is_held_none_is_copied_early() {
+fn a_held_large_message_stops_early_copies() {
     let mut peer = peer();
-    peer.learn();
     let bytes = super::message(peer.number, 100, &[(3, 1)]);
     let Ok(Inbound::Assembled(mut short)) = receive(&mut peer.end, &bytes) else {
         panic!("no message")
     };
     peer.number += 1;
     for _ in 0..3 {
-        let tail = peer.tail();
-        assert!(!tail.is_private());
-        drop(tail.into_vec());
+        assert!(!peer.tail().is_private());
     }
-    drop(short.take_tail().unwrap().into_vec());
+    drop(short.take_tail());
     drop(short);
     assert!(peer.tail().is_private());
 }
 
 /// A peer that announces what it does not send.
 #[test]
-fn no_more_is_reserved_for_a_tail_than_has_arrived_of_an_earlier_one() {
+fn announced_tails_reserve_what_earlier_ones_had() {
     let mut peer = peer();
-    peer.learn();
+    assert!(peer.tail().is_private());
     let tail = 3 * CHUNK;
     for round in 0..2 {
         assert!(matches!(peer.segment_at(0, 0, tail), Inbound::None));
@@ -193,9 +161,8 @@ fn no_more_is_reserved_for_a_tail_than_has_arrived_of_an_earlier_one() {
 }
 
 #[test]
-fn a_message_that_is_aborted_stops_no_early_copies() {
+fn an_aborted_message_stops_no_early_copies() {
     let mut peer = peer();
-    peer.learn();
     assert!(matches!(peer.segment(0, true, TAIL), Inbound::None));
     let segment = Segment {
         number: peer.number,
@@ -212,10 +179,9 @@ fn a_message_that_is_aborted_stops_no_early_copies() {
 }
 
 #[test]
-fn streams_of_connections_that_share_the_budget_stop_no_early_copies() {
+fn streams_stop_no_early_copies() {
     let budget = MemoryBudget::unlimited();
     let mut peer = Peer::new(&budget);
-    peer.learn();
     let end = end_with(&config().assembly_bytes(CHUNK), Instant::now());
     let mut other = Peer::of(with_arena(end), &budget);
     let Inbound::Assembled(mut message) = other.segment(0, true, TAIL) else {
@@ -226,11 +192,12 @@ fn streams_of_connections_that_share_the_budget_stop_no_early_copies() {
     drop(stream);
 }
 
-/// Bytes that had arrived counted before there was room for them, so that the last ones found none: a tail moved
-/// once more at its end.
+/// Bytes that had arrived counted before there was room for them, so that the last ones found none:
+/// a tail moved once more at its end.
 #[test]
-fn room_for_a_tail_that_is_put_together_is_that_for_all_of_it_once_half_has_arrived() {
+fn half_of_a_tail_makes_room_for_all() {
     let mut peer = peer();
+    peer.copies = false;
     let tail = 5 * CHUNK;
     for number in 0..3 {
         assert!(matches!(peer.segment_at(number * CHUNK, 0, tail), Inbound::None));

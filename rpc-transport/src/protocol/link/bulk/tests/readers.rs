@@ -1,14 +1,14 @@
-//! Readers of streams are told of what comes, and of the end.
+//! Readers of streams are woken by what arrives, and by the end.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Wake};
 
 use super::*;
 
-/// The reader of a stream whose segment comes with a DONE of no slot: it was taken out of the stream, and
-/// never woken.
+/// The reader of a stream whose segment comes with a DONE of no slot: it was taken out of the
+/// stream, and never woken.
 #[test]
-fn a_reader_is_told_of_the_end_though_the_frame_of_its_segment_breaks_a_rule() {
+fn reader_learns_of_end_by_a_broken_segment() {
     struct Counts(AtomicU32);
     impl Wake for Counts {
         fn wake(self: Arc<Self>) {

@@ -32,7 +32,7 @@ const DATA: Option<Option<u8>> = Some(Some(Kind::Data as u8));
 const SLICE: Option<Option<u8>> = Some(None);
 
 #[test]
-fn small_messages_leave_between_the_slices_of_a_segment() {
+fn small_messages_leave_between_slices() {
     let mut end = writer(&config(), 8);
     end.set_slices(SLICES);
     let mut large = out(1, 10);
@@ -52,7 +52,8 @@ fn small_messages_leave_between_the_slices_of_a_segment() {
     assert!(end.is_idle() && !end.awaits_turn());
 }
 
-/// How many segments two large messages have, of two usual ones each, of which the second waits for the first.
+/// The segments of two large messages of two usual ones each, the second of which waits for the
+/// first.
 fn segments_of_two(slices: SliceBytes, beside_small: bool) -> usize {
     let config = config().arena_segment_bytes(4096);
     let mut end = writer(&config, 32);
@@ -72,14 +73,14 @@ fn segments_of_two(slices: SliceBytes, beside_small: bool) -> usize {
 }
 
 #[test]
-fn a_segment_is_long_where_other_large_messages_wait_and_no_small_one_does() {
+fn segment_is_long_if_only_bulk_waits() {
     assert_eq!(segments_of_two(SliceBytes::COPIED, false), 1 + 2);
     assert_eq!(segments_of_two(SliceBytes::COPIED, true), 2 + 2);
     assert_eq!(segments_of_two(SliceBytes::WHOLE, false), 2 + 2);
 }
 
 #[test]
-fn a_slot_is_done_only_behind_the_last_slice() {
+fn slot_is_done_after_the_last_slice() {
     let offer = Offer::new(&config(), Features::ARENA.with(Features::REPLY_SLOTS), 7);
     let agreed = offer.agree_as_server(&offer).unwrap();
     let mut end = Link::new(&config(), &agreed, Instant::now()).unwrap();

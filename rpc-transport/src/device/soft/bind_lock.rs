@@ -1,12 +1,12 @@
-//! A lock for binding a socket path: keeps two servers that start at once from each taking the
-//! other's new socket for a leftover.
+//! A lock for binding a socket path: without it, two servers that start at once could each mistake
+//! the other's new socket for a leftover.
 //!
-//! Owns a lock file beside the socket while binding lasts. It belongs to this user, and only this
+//! Owns a lock file next to the socket while binding lasts. It belongs to this user, and only this
 //! user can open it, so nobody else can hold it; a directory, in contrast, can be locked by anyone
-//! who may read it. Never waits: whoever holds the lock is about to listen, so the address is in
+//! who may read it. Never waits: the holder of the lock is about to listen, so the address is in
 //! use.
 //!
-//! Invariant: a lock counts only if the locked file is still the one at the path, as the last
+//! Invariant: a lock counts only if the locked file is still the one at the path, since the last
 //! holder may have removed it.
 
 use std::fmt::Display;
@@ -22,12 +22,12 @@ const ATTEMPTS: usize = 100;
 
 /// The lock. Dropping it removes the lock file and unlocks.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(super) struct BindLock {
     path: PathBuf,
     _file: OwnedFd,
 }
 
-impl Turn {
+impl BindLock {
     /// Takes the lock of a socket path.
     ///
     /// # Errors
@@ -51,7 +51,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for BindLock {
     fn drop(&mut self) {
         // Still locked here. If the file cannot be removed, the next holder locks the existing one.
         let _ = rustix::fs::unlink(&self.path);
@@ -82,14 +82,14 @@ fn check_owner(path: &Path, file: &OwnedFd) -> io::Result<()> {
     let stat = rustix::fs::fstat(file)?;
     let own = rustix::process::geteuid().as_raw();
     if stat.st_uid != own {
-        let whose = format!("user {}, this process to user {own}", stat.st_uid);
+        let whose = format!("user {}, this process belongs to user {own}", stat.st_uid);
         return Err(refused(path, "it belongs to", &whose));
     }
     let is_file = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
     if !is_file || stat.st_mode & 0o077 != 0 {
         return Err(refused(
             path,
-            "others may open it, its mode is",
+            "others can open it: its mode is",
             &format!("{:o}", stat.st_mode),
         ));
     }
@@ -98,8 +98,8 @@ fn check_owner(path: &Path, file: &OwnedFd) -> io::Result<()> {
 
 fn refused(path: &Path, what: &str, detail: &dyn Display) -> io::Error {
     let reason = format!(
-        "the lock file {} is not this user's alone: {what} {detail}; remove it, or choose another \
-         directory",
+        "the lock file {} does not belong to this user alone: {what} {detail}; remove it, or \
+         choose another directory",
         path.display()
     );
     io::Error::other(reason)

@@ -1,6 +1,7 @@
 //! Errors of device operations outside the data path.
 //!
-//! Apart from the device contract, so that `memory` can use the error without depending on devices.
+//! Separate from the device contract, so that `memory` can use the error without depending on
+//! devices.
 
 /// A device operation outside the data path has failed.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -8,7 +9,8 @@
 pub enum ProviderError {
     /// No room for another QP on this CQ (contract rule 13).
     #[error(
-        "completion queue of {capacity} entries has no room for a queue pair of {wanted} more ({used} used)"
+        "a completion queue of {capacity} entries, {used} in use, has no room for a queue pair \
+         with {wanted} entries"
     )]
     CompletionQueueFull {
         /// Entries in all.
@@ -27,7 +29,7 @@ pub enum ProviderError {
     /// A request beyond a limit of the device.
     #[error("{what}: {asked} is beyond the device's limit of {limit}")]
     Limit {
-        /// What was asked for.
+        /// The requested resource.
         what: &'static str,
         /// How much.
         asked: u64,
@@ -37,7 +39,7 @@ pub enum ProviderError {
     /// The operating system or driver refused; the text says what to do.
     #[error("{what}: {message}")]
     Resources {
-        /// What was attempted.
+        /// The attempted operation.
         what: &'static str,
         /// What went wrong and what to do.
         message: String,

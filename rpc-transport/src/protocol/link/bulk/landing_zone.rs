@@ -1,7 +1,7 @@
-//! The landing zone: the arenas of this end and the memory behind them.
+//! The landing zone: the memory of this end that the peer writes into.
 //!
-//! Owns the regions that the peer writes into, and the record of what the application holds of
-//! them. Never allocates a region: it says when one is wanted.
+//! Owns the regions of the arenas, the reply slots, and the record of what the application holds of
+//! the arenas. Never allocates a region: it says when one is wanted.
 //!
 //! Invariant: a region is dropped only after the peer has given up its arena, or with the link.
 
@@ -9,25 +9,27 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::assembly::Leave;
-use super::return_queue::{Back, Lease, OnReturn, ReturnQueue};
-use super::slots::MAX_OPEN;
+use super::return_queue::{ArenaLease, Back, OnReturn, ReturnQueue};
+use super::slots::{MAX_OPEN, Slots};
 use crate::memory::region::MemoryRegion;
+use crate::message::outgoing::OutBuf;
 use crate::message::payload::Piece;
 use crate::message::reply_slot::PeerSlot;
 use crate::protocol::arena::{ArenaBlock, ArenaConfig, ArenaError, ArenaOwner, Extents, Landed};
+use crate::protocol::credit::Stamp;
 use crate::protocol::error::ProtocolError;
-use crate::protocol::frame::{DONE_SLOTS, MaxStreamData, SlotBlock, Written};
-
-/// So many segments that were copied for an owner, one after the other, and the next tail is expected to be.
-const COPIED_IN_ROW: u32 = 8;
+use crate::protocol::frame::{
+    Blocks, DONE_SLOTS, Kind, MaxStreamData, SEGMENT_PREFIX_MAX_BYTES, SlotBlock, Written,
+};
 
 #[derive(Debug)]
-pub(in crate::protocol::link) struct Landing {
+pub(in crate::protocol::link) struct LandingZone {
     owner: ArenaOwner,
     /// Regions with their arena numbers.
     regions: Vec<(u16, MemoryRegion)>,
-    home: Arc<ReturnQueue>,
+    /// The reply slots that this end has offered.
+    pub(super) slots: Slots,
+    return_queue: Arc<ReturnQueue>,
     news: VecDeque<ArenaBlock>,
     /// Slots of the peer that are done and whose DONE was not sent yet.
     done: VecDeque<u32>,
@@ -39,29 +41,50 @@ pub(in crate::protocol::link) struct Landing {
     flush: bool,
 }
 
+/// What becomes of bytes in an arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::protocol::link) enum Leave {
+    /// They are copied, and their chunks are released.
+    No,
+    /// They are copied although they could stay, as their reader would copy them. At most so many
+    /// bytes are reserved for the tail at once.
+    Early(u64),
+    /// They stay, counted against the application's share of the arenas.
+    Lent,
+    /// They stay until they are read; the sender waits for that.
+    Streamed,
+}
+
 /// The bytes that were written into the arenas for a segment.
 pub(in crate::protocol::link) enum Arrival {
     /// The application holds them in place.
     Left(Vec<Piece>),
-    /// They have to be copied out; then call [`Landing::release`].
+    /// They have to be copied out; then call [`LandingZone::release`].
     ToCopy(Vec<Piece>, Landed),
 }
 
-impl Landing {
-    pub(in crate::protocol::link) fn new(config: ArenaConfig, now: Instant) -> Self {
-        let home = Arc::default();
-        let owner = ArenaOwner::new(config, now);
-        let (regions, news, done) = (Vec::new(), VecDeque::new(), VecDeque::new());
-        let (taken_slots, max_stream_data) = (0, None);
-        Self { owner, regions, home, news, done, taken_slots, max_stream_data, flush: false }
+impl LandingZone {
+    pub(in crate::protocol::link) fn new(config: ArenaConfig, slots: Slots, now: Instant) -> Self {
+        Self {
+            owner: ArenaOwner::new(config, now),
+            regions: Vec::new(),
+            slots,
+            return_queue: Arc::default(),
+            news: VecDeque::new(),
+            done: VecDeque::new(),
+            taken_slots: 0,
+            max_stream_data: None,
+            flush: false,
+        }
     }
 
-    pub(in crate::protocol::link) fn home(&self) -> Arc<ReturnQueue> {
-        Arc::clone(&self.home)
+    /// Where readers of streams report how far they have read.
+    pub(in crate::protocol::link) fn return_queue(&self) -> Arc<ReturnQueue> {
+        Arc::clone(&self.return_queue)
     }
 
     pub(super) fn set_on_return(&self, on_return: OnReturn) {
-        self.home.set_on_return(on_return);
+        self.return_queue.set_on_return(on_return);
     }
 
     #[inline]
@@ -110,7 +133,7 @@ impl Landing {
         let mut landed = self.owner.on_message(now, written.extents, written.bytes)?;
         let mut pieces = self.pieces(&landed);
         let is_left = match leave {
-            Leave::No | Leave::Early => false,
+            Leave::No | Leave::Early(_) => false,
             Leave::Lent => self.owner.lend(&mut landed),
             Leave::Streamed => true,
         };
@@ -118,7 +141,7 @@ impl Landing {
             return Ok(Arrival::ToCopy(pieces, landed));
         }
         if let Some(Piece::Remote { lease, .. }) = pieces.last_mut() {
-            *lease = Some(Box::new(Lease::new(landed, &self.home)));
+            *lease = Some(Box::new(ArenaLease::new(landed, &self.return_queue)));
         }
         Ok(Arrival::Left(pieces))
     }
@@ -143,11 +166,6 @@ impl Landing {
         self.owner.on_unlendable(bytes);
     }
 
-    /// Whether the application is likely to copy the next tail for an owner, as it did with those before.
-    pub(in crate::protocol::link) fn expects_copy(&self) -> bool {
-        self.home.copied_in_row() >= COPIED_IN_ROW
-    }
-
     /// How many more bytes the application may hold.
     pub(in crate::protocol::link) fn lendable_bytes(&self) -> u64 {
         self.owner.lendable_bytes()
@@ -156,26 +174,28 @@ impl Landing {
     /// Whether the application has returned something that is not consumed.
     #[inline]
     pub(in crate::protocol::link) fn has_returns(&self) -> bool {
-        self.home.has_any()
+        self.return_queue.has_any()
     }
 
     /// Consumes what the application has returned.
     #[inline]
     pub(in crate::protocol::link) fn collect(&mut self) {
-        if self.home.has_any() {
+        if self.return_queue.has_any() {
             self.consume();
         }
     }
 
     fn consume(&mut self) {
         loop {
-            let Back { landed, done, max_stream_data } = self.home.take();
+            let Back { landed, done, max_stream_data } = self.return_queue.take();
             self.done.extend(done);
-            self.max_stream_data = max_stream_data.or(self.max_stream_data);
+            if let Some(max) = max_stream_data {
+                self.max_stream_data = Some(max.latest(self.max_stream_data));
+            }
             for landed in landed {
                 self.owner.release(landed);
             }
-            if self.home.tell_at(self.owner.release_due_in()) {
+            if self.return_queue.notify_at(self.owner.release_due_in()) {
                 return;
             }
         }
@@ -217,8 +237,24 @@ impl Landing {
         }
         self.taken_slots += 1;
         let SlotBlock { slot, rkey, address, len } = block;
-        let home = Arc::clone(&self.home);
-        Ok(PeerSlot { slot, rkey, address, len, home: Some(home) })
+        let return_queue = Arc::clone(&self.return_queue);
+        Ok(PeerSlot { slot, rkey, address, len, return_queue: Some(return_queue) })
+    }
+
+    /// Prepends the header to a whole message, with its slot, and with releases if there is room.
+    #[cold]
+    pub(in crate::protocol::link) fn prepend_blocks(
+        &mut self,
+        message: &mut OutBuf,
+        stamp: &Stamp,
+        frame_bytes: usize,
+    ) {
+        let slot = message.offer().and_then(|offer| self.slots.open(offer));
+        let mut blocks = Blocks { slot, ..Blocks::default() };
+        if message.len() + SEGMENT_PREFIX_MAX_BYTES <= frame_bytes {
+            blocks.releases = self.take_releases();
+        }
+        message.prepend(&blocks.to_prefix(Kind::Data, stamp.grant));
     }
 
     pub(in crate::protocol::link) fn next_news(&mut self) -> Option<ArenaBlock> {

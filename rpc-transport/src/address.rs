@@ -8,9 +8,12 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Longest shm name or path, bytes: `sun_path` is 108, less the leading NUL or trailing NUL and
-/// the prefix of abstract names.
+/// Longest socket path, bytes: `sun_path` is 108, less the NUL at its end.
+const MAX_SHM_PATH_BYTES: usize = 107;
+/// Longest shm name, bytes: less the NUL and `shm://` in front of it. Rounded down.
 const MAX_SHM_NAME_BYTES: usize = 90;
+/// Longest name of a network interface, bytes (`IFNAMSIZ`, less the NUL at its end).
+const MAX_ZONE_BYTES: usize = 15;
 /// Longest name of an RDMA device that the kernel gives, bytes.
 const MAX_DEVICE_NAME_BYTES: usize = 63;
 
@@ -26,24 +29,25 @@ pub enum Address {
     /// `shm://name`: the software device over shared memory, rendezvous at an abstract socket of
     /// this network namespace.
     ShmName(String),
-    /// `shm:///path`: the same, rendezvous at a socket file.
+    /// `shm:///path`: the software device over shared memory, rendezvous at a socket file.
     ShmPath(PathBuf),
-    /// `mem://name`: the software device inside this process. To listen at, `mem://` is a name that
-    /// nobody else has.
+    /// `mem://name`: the software device inside this process. A listener at `mem://` gets a name
+    /// that no other listener has.
     Mem(String),
-    /// `auto://host:port`: the best of shm, rdma and tcp, chosen by the first exchange over TCP. The
-    /// [`LocalEnd`] is for rdma alone.
+    /// `auto://host:port`: the best of shm, rdma and tcp, chosen by the first exchange over TCP.
+    /// The [`LocalEnd`] applies to rdma only.
     Auto(HostPort, Box<LocalEnd>),
 }
 
-/// What an address says of this machine's side of an RDMA connection. By default the system chooses
-/// both, by its routes.
+/// This machine's side of an RDMA connection, as an address names it. By default the system chooses
+/// device and source by its routes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct LocalEnd {
     /// `dev=mlx5_0`: the name of the RDMA device to connect through, or to listen on.
     pub device: Option<String>,
-    /// `src=10.0.1.7`: the address to connect from. A listener has none: it listens at its address.
+    /// `src=10.0.1.7`: the address to connect from. A listener has no source: it listens at its own
+    /// address.
     pub source: Option<IpAddr>,
 }
 
@@ -159,7 +163,7 @@ fn with_local_end(text: &str) -> Result<(HostPort, Box<LocalEnd>), String> {
             "src" => local.source.replace(source(value)?).is_none(),
             other => {
                 return Err(format!(
-                    "unknown parameter `{other}`; there are dev=DEVICE and src=IP-ADDRESS"
+                    "unknown parameter `{other}`; the parameters are dev=DEVICE and src=IP-ADDRESS"
                 ));
             }
         };
@@ -184,7 +188,7 @@ fn device_name(text: &str) -> Result<String, String> {
 
 fn source(text: &str) -> Result<IpAddr, String> {
     let wrong =
-        |what| format!("`{text}` is {what}; write src=10.0.1.7, an address of this machine");
+        |what| format!("`{text}` is {what}; write an address of this machine: src=10.0.1.7");
     let parsed: IpAddr = text.parse().map_err(|_| wrong("not an IP address"))?;
     let address = parsed.to_canonical();
     if address.is_unspecified() || address.is_multicast() {
@@ -216,11 +220,26 @@ fn host_port(text: &str) -> Result<HostPort, String> {
 /// Checks the host in brackets: an IPv6 address, with a zone if it needs one.
 fn check_ipv6(host: &str) -> Result<(), String> {
     let (address, zone) = host.split_once('%').unwrap_or((host, "1"));
-    let zone_is_good = !zone.is_empty() && zone.chars().all(is_name_char);
-    if zone_is_good && address.parse::<std::net::Ipv6Addr>().is_ok() {
-        return Ok(());
+    // The name or the number of a network interface. The kernel accepts any name without blanks,
+    // `/` or `:` other than `.` and `..`. Two more characters have a meaning in addresses.
+    let is_good =
+        |char: char| !char.is_whitespace() && !char.is_control() && !"/:]?".contains(char);
+    let is_zone = !zone.is_empty()
+        && zone.len() <= MAX_ZONE_BYTES
+        && zone.chars().all(is_good)
+        && !matches!(zone, "." | "..");
+    if !is_zone || address.parse::<std::net::Ipv6Addr>().is_err() {
+        return Err(format!(
+            "`{host}` is not an IPv6 address; only those are written in brackets: [::1]:7471"
+        ));
     }
-    Err(format!("`{host}` is not an IPv6 address, which alone stands in brackets: [::1]:7471"))
+    match zone.strip_prefix("25") {
+        // The rules for a zone in a URL. An interface with another name can be given by its number.
+        Some(name) if !name.is_empty() && !name.bytes().all(|byte| byte.is_ascii_digit()) => {
+            Err(format!("write the interface after a plain `%`: [{address}%{name}]"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Checks a host without brackets: a name or an IPv4 address.
@@ -231,30 +250,27 @@ fn check_name(host: &str) -> Result<(), String> {
     if host.contains(':') {
         return Err("put an IPv6 address in brackets: [::1]:7471".to_owned());
     }
-    if !host.chars().all(is_name_char) {
+    // Letters of any language: names need not be ASCII before the resolver sees them.
+    let is_good = |char: char| char.is_alphanumeric() || matches!(char, '-' | '.' | '_');
+    if !host.chars().all(is_good) {
         return Err(format!("`{host}` is not a host name"));
     }
     Ok(())
 }
 
-/// Letters of any language: names need not be ASCII before they are looked up.
-fn is_name_char(char: char) -> bool {
-    char.is_alphanumeric() || matches!(char, '-' | '.' | '_')
-}
-
 fn shm(rest: &str) -> Result<Address, String> {
     if rest.starts_with('/') {
-        if rest.len() > MAX_SHM_NAME_BYTES {
+        if rest.len() > MAX_SHM_PATH_BYTES {
             return Err(format!(
-                "a socket path has at most {MAX_SHM_NAME_BYTES} bytes, this one {}",
+                "a socket path has at most {MAX_SHM_PATH_BYTES} bytes, this one has {}",
                 rest.len()
             ));
         }
         if rest.bytes().any(|byte| byte.is_ascii_control()) {
-            return Err("a socket path has no control characters".to_owned());
+            return Err("a socket path contains no control characters".to_owned());
         }
         if rest.ends_with('/') {
-            return Err("a socket file is needed, this is a directory".to_owned());
+            return Err("this is a directory; write the path of a socket file".to_owned());
         }
         return Ok(Address::ShmPath(PathBuf::from(rest)));
     }
@@ -267,14 +283,16 @@ fn plain_name(name: &str) -> Result<String, String> {
     }
     if name.len() > MAX_SHM_NAME_BYTES {
         return Err(format!(
-            "a name has at most {MAX_SHM_NAME_BYTES} bytes, this one {}",
+            "a name has at most {MAX_SHM_NAME_BYTES} bytes, this one has {}",
             name.len()
         ));
     }
     if name.bytes().any(|byte| byte == b'/' || byte.is_ascii_control()) {
-        return Err("a name has no `/` and no control characters; \
-                    a socket file is written shm:///path"
-            .to_owned());
+        return Err(
+            "a name contains no `/` and no control characters; write the path of a socket \
+                    file as shm:///path"
+                .to_owned(),
+        );
     }
     Ok(name.to_owned())
 }
@@ -304,6 +322,9 @@ mod tests {
             "rdma://10.0.0.7:7471",
             "tcp://localhost:0",
             "auto://[::1]:7471",
+            "tcp://[fe80::1%w+x]:7471",
+            "tcp://[fe80::1%a[%b]:7471",
+            "tcp://[fe80::1%25]:7471",
             "rdma://kv.example:7471?dev=mlx5_0&src=10.0.1.7",
             "auto://10.0.0.7:7471?src=fd09::1",
             "rdma://0.0.0.0:0?dev=rxe-0.1",
@@ -329,12 +350,15 @@ mod tests {
             ("tcp://[[x]:80", "is not an IPv6 address"),
             ("tcp://[x]:80", "is not an IPv6 address"),
             ("tcp://[::1%]:80", "is not an IPv6 address"),
+            ("tcp://[fe80::1%a b]:80", "is not an IPv6 address"),
+            ("tcp://[fe80::1%..]:80", "is not an IPv6 address"),
+            ("tcp://[fe80::1%25eth0]:80", "a plain `%`: [fe80::1%eth0]"),
             ("tcp://x]:80", "is not a host name"),
             ("tcp://a b:80", "is not a host name"),
             ("tcp://x:+80", "port `+80`"),
             ("tcp://x:", "port ``"),
             ("tcp://x:1?dev=rxe0", "tcp:// has no parameters"),
-            ("rdma://x:1?port=2", "unknown parameter `port`; there are dev"),
+            ("rdma://x:1?port=2", "unknown parameter `port`; the parameters are dev"),
             ("rdma://x:1?", "unknown parameter ``"),
             ("rdma://x:1?dev", "`` is not the name of an RDMA device"),
             ("auto://x:1?dev=a/b", "`a/b` is not the name of an RDMA device"),
@@ -355,11 +379,14 @@ mod tests {
             assert!(error.contains(part), "{text}: {error}");
             assert!(error.contains(text), "{error}");
         }
+        let longest = format!("shm:///{}", "x".repeat(106));
+        assert!(longest.parse::<Address>().is_ok());
+        assert!(format!("{longest}x").parse::<Address>().unwrap_err().to_string().contains("107"));
         let long = format!("shm:///{}", "x".repeat(200));
         assert!(long.parse::<Address>().unwrap_err().to_string().contains("at most"));
     }
 
-    /// Addresses as people mistype them: the pieces of good ones in any order.
+    /// Addresses as people mistype them: the pieces of valid ones in any order.
     fn nearly_an_address() -> impl Strategy<Value = String> {
         let piece = prop_oneof![
             Just("::1".to_owned()),
@@ -382,7 +409,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(3_000))]
 
         #[test]
-        fn what_parses_prints_as_what_parses_to_the_same(text in nearly_an_address()) {
+        fn parsing_and_printing_round_trip(text in nearly_an_address()) {
             if let Ok(address) = text.parse::<Address>() {
                 let printed = address.to_string();
                 prop_assert_eq!(printed.parse::<Address>(), Ok(address), "as `{}`", printed);

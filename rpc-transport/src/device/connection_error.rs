@@ -1,13 +1,13 @@
 //! Errors of setting a connection up, and the one cause with which a connection ends.
 //!
-//! Owns the messages that a person reads when a peer cannot be reached or was lost: what, where,
-//! and what to do. Protocol violations are named by the layer that finds them and arrive here as
-//! [`CloseCause::Protocol`].
+//! Owns the messages that a person reads when a peer cannot be reached or was lost: what failed,
+//! where, and what to do. Protocol violations are named by the layer that finds them and arrive
+//! here as [`CloseCause::Protocol`].
 
 use std::fmt;
 use std::sync::Arc;
 
-use crate::connect::address::{Address, AddressError};
+use crate::address::{Address, AddressError};
 use crate::device::{ProviderError, Status};
 
 /// Why a connection could not be set up.
@@ -37,8 +37,8 @@ pub enum ConnectError {
     },
     /// No answer in time.
     #[error(
-        "{address} did not answer within {after:?}: what listens there hangs or speaks another \
-         protocol, or a firewall is on the way"
+        "{address} did not answer within {after:?}: the program listening there hangs or speaks \
+         another protocol, or a firewall drops the packets"
     )]
     TimedOut {
         /// The address.
@@ -54,8 +54,8 @@ pub enum ConnectError {
         /// The device's reason: the application refused, or its listener dropped the request.
         reason: String,
         /// Private data of the rejection, zero-padded to
-        /// [`REJ_PRIVATE_DATA_BYTES`](crate::device::REJ_PRIVATE_DATA_BYTES); empty when the
-        /// peer's device refused by itself.
+        /// [`REJ_PRIVATE_DATA_BYTES`](crate::device::REJ_PRIVATE_DATA_BYTES). Empty when the peer's
+        /// device refused without its application.
         private_data: Vec<u8>,
     },
     /// The peer's answer does not follow the protocol.
@@ -66,7 +66,7 @@ pub enum ConnectError {
         /// What was wrong.
         reason: String,
     },
-    /// The scheme needs something that is not here.
+    /// The scheme needs something that this machine or build lacks.
     #[error("{scheme}:// is not available here: {reason}")]
     Unavailable {
         /// The scheme.
@@ -97,6 +97,9 @@ pub enum ListenError {
         /// The error of the system, and what to do.
         reason: String,
     },
+    /// The server belongs to the parent of this process.
+    #[error("the server {}", crate::memory::process::FORKED)]
+    Forked,
     /// The system refused.
     #[error("cannot listen at {address}: {reason}")]
     Failed {
@@ -105,7 +108,7 @@ pub enum ListenError {
         /// The error of the system.
         reason: String,
     },
-    /// The scheme needs something that is not here.
+    /// The scheme needs something that this machine or build lacks.
     #[error("{scheme}:// is not available here: {reason}")]
     Unavailable {
         /// The scheme.
@@ -134,12 +137,11 @@ pub enum CloseCause {
     /// The peer is gone: process death, host or device lost.
     #[error("the peer is gone")]
     Disconnected,
-    /// The peer is gone, and this process itself had not run for so long just before: it was
-    /// stopped, or its runtime was blocked. Peers give up a connection that is silent for that
-    /// long.
+    /// The peer is gone, and this process had not run for this long just before: it was stopped, or
+    /// its runtime was blocked. Peers give up a connection that is silent for that long.
     #[error(
-        "the peer is gone, after this process did not run for {0:?}: it was stopped, or its runtime \
-         was blocked, and the peer may have given it up"
+        "the peer is gone, after this process did not run for {0:?}: it was stopped, or its \
+         runtime was blocked, and the peer may have given up the connection"
     )]
     OwnSilence(std::time::Duration),
     /// A work request failed.
@@ -150,7 +152,7 @@ pub enum CloseCause {
     Protocol(Arc<str>),
     /// The peer says that this side broke the protocol; the text names the rule, cut to the 100
     /// bytes that are sent.
-    #[error("the peer closed the connection, as this side broke the protocol: {0}")]
+    #[error("the peer closed the connection because this side broke the protocol: {0}")]
     Accused(Arc<str>),
     /// The peer does not answer pings.
     #[error("the peer did not answer a ping within {0:?}")]
@@ -159,15 +161,21 @@ pub enum CloseCause {
     #[error("the device failed: {0}")]
     Device(Arc<str>),
     /// The layer above panicked, which is a bug in this framework: its state cannot be trusted.
-    #[error("the connection's state was lost to a panic")]
+    #[error("a panic destroyed the state of the connection")]
     Panicked,
+    /// The connection belongs to the parent of this process, which goes on using it.
+    #[error(
+        "this process was made by fork(2), and the connection belongs to its parent: make a new \
+         channel in the child"
+    )]
+    Forked,
     /// The runtime that drove this connection has shut down.
     #[error("the runtime that drove the connection has shut down")]
     DriverGone,
 }
 
-/// The vendor's number for the failure of a work request (`vendor_err`), which its documents and
-/// its support understand; 0 where the device gives none. Displayed behind a status: empty for 0.
+/// The vendor's error number of a failed work request (`vendor_err`), for the vendor's
+/// documentation and support; 0 where the device gives none. Displayed after a status; empty for 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct VendorError(pub u32);
 
@@ -185,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_work_request_names_the_vendors_number_where_there_is_one() {
+    fn failed_work_request_names_the_vendor_error() {
         let cause = |number| CloseCause::WorkRequest(Status::RemoteAccess, VendorError(number));
         assert_eq!(
             cause(0x88).to_string(),
