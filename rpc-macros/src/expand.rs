@@ -1,8 +1,8 @@
 //! Writes the code of a checked service. Cannot fail.
 //!
-//! Owns the generated items and their hygiene: every path is absolute, every local name and every
-//! name of a helper is out of reach of the user's (local variables by span, items by living in an
-//! anonymous constant and by their leading underscores).
+//! Owns the generated items and their hygiene: every path is absolute, and local names and names of
+//! helpers cannot clash with the user's (local variables because of their span, items because they
+//! are in an anonymous constant and have leading underscores).
 
 mod call;
 mod checks;
@@ -12,13 +12,14 @@ mod schemas;
 mod server;
 mod streams;
 
-use proc_macro2::{Ident, Span, TokenStream};
+use proc_macro2::{Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote_spanned};
 use syn::ext::IdentExt;
-use syn::{Path, Type};
+use syn::{Path, Type, Visibility};
 
-use crate::model::{Method, Returns, Service};
-use crate::types::{located, span_of};
+use crate::method::{Method, Returns};
+use crate::model::{Names, Service};
+use crate::types::{self, located, span_of};
 
 /// `quote!` whose own names the user's code cannot see or shadow.
 macro_rules! quote {
@@ -26,63 +27,39 @@ macro_rules! quote {
 }
 use quote;
 
-/// Lints that a user may have switched on and cannot act on in generated code.
-fn allowed() -> TokenStream {
-    quote! {
-        #[allow(
-            dead_code, deprecated, unused_qualifications, unused_lifetimes, unreachable_pub,
-            elided_lifetimes_in_paths, single_use_lifetimes, non_snake_case, unknown_lints,
-            mismatched_lifetime_syntaxes,
-            clippy::all, clippy::pedantic, clippy::nursery, clippy::restriction
-        )]
-    }
-}
-
 /// The imports that let a function's body find the shape of a type.
 fn probes(krate: &Path) -> TokenStream {
     quote! {
-        #[allow(unused_imports)]
         use #krate::__private::{
             ProbeMissing as _, ProbePut as _, ProbeTake as _, ProbeTakeOwned as _,
         };
     }
 }
 
-/// The names of the generated types.
-struct Names {
-    server: Ident,
-    client: Ident,
-    blocking: Ident,
-}
-
-impl Names {
-    fn new(service: &Service) -> Self {
-        let base = service.ident.unraw();
-        let named = |suffix: &str| format_ident!("{base}{suffix}", span = service.ident.span());
-        Self { server: named("Server"), client: named("Client"), blocking: named("BlockingClient") }
-    }
-}
-
 pub(crate) fn expand(service: &Service) -> TokenStream {
-    let names = Names::new(service);
     let the_trait = the_trait(service);
-    let types = types(service, &names);
+    let types = types(service);
     let descriptors = descriptors(service);
-    let server = server::server(service, &names.server);
-    let client = client::client(service, &names.client);
-    let blocking = client::blocking(service, &names.blocking);
-    let client_trait = client_trait::definition(service, &names.client);
-    let client_traits = client_trait::implementations(service, &names.client);
+    let server = server::server(service);
+    let client = client::client(service);
+    let blocking = client::blocking(service);
+    let client_trait = client_trait::definition(service);
+    let client_traits = client_trait::implementations(service);
     let checks = checks::checks(service);
     let for_arcs = for_arcs(service);
-    let cfgs = &service.cfgs;
-    let allowed = allowed();
+    let uses = uses(service);
+    let Service { cfgs, allowed, .. } = service;
+    let in_methods = service.methods.iter().flat_map(|method| &method.allowed);
+    // The only lint that checks code from macros of other crates.
+    let deprecated = service.is_deprecated.then(|| quote!(#[allow(deprecated)]));
     quote! {
         #the_trait
         #types
         #client_trait
         #(#cfgs)*
-        #allowed
+        #(#allowed)*
+        #(#in_methods)*
+        #deprecated
         const _: () = {
             #checks
             #for_arcs
@@ -91,7 +68,19 @@ pub(crate) fn expand(service: &Service) -> TokenStream {
             #client
             #blocking
             #client_traits
+            #uses
         };
+    }
+}
+
+/// Uses the generated types, and through them the trait and its types, so that none of them is
+/// reported as unused if a program needs only one end of the service.
+fn uses(service: &Service) -> TokenStream {
+    let Names { server, client, blocking, .. } = &service.names;
+    let blocking = blocking.iter();
+    quote! {
+        const fn __used<T>() {}
+        __used::<(#server<()>, #client, #(#blocking)*)>();
     }
 }
 
@@ -119,14 +108,13 @@ fn trait_method(krate: &syn::Path, method: &Method) -> TokenStream {
         }
         Some(body) => quote! {
             #(#attributes)*
-            #[allow(clippy::manual_async_fn)]
             #signature -> #returned { async move #body }
         },
         None => quote! { #(#attributes)* #signature -> #returned; },
     }
 }
 
-/// A method without what it returns, and the future or stream that it returns.
+/// The signature of a method without its return type, and the future or stream that it returns.
 fn signature_and_returned(krate: &Path, method: &Method) -> (syn::Signature, TokenStream) {
     let written = &method.written;
     let output: Type = match &written.output {
@@ -157,7 +145,8 @@ fn for_arcs(service: &Service) -> TokenStream {
     let given = supertraits.iter();
     let arc = quote!(#krate::__private::Arc<__Service>);
     let methods = methods.iter().map(|method| {
-        let Method { cfgs, ident: name, .. } = method;
+        let Method { cfgs, .. } = method;
+        let name = types::of_the_macro(&method.ident);
         let (signature, returned) = signature_and_returned(krate, method);
         let arguments = method.arguments.iter().map(|argument| &argument.ident);
         let arguments = arguments.chain(method.upload.iter().map(|upload| &upload.ident));
@@ -180,47 +169,62 @@ fn for_arcs(service: &Service) -> TokenStream {
     }
 }
 
-/// The structs, which are what a user sees beside the trait.
-fn types(service: &Service, names: &Names) -> TokenStream {
-    let Service { krate, cfgs, visibility, docs, ident, .. } = service;
-    let Names { server, client, blocking } = names;
+/// The structs: apart from the trait, all that users see.
+fn types(service: &Service) -> TokenStream {
+    let Service { krate, cfgs, docs, ident, allowed, .. } = service;
+    let Names { server, client, blocking, .. } = &service.names;
+    let visibility = visibility(service);
+    let attributes = quote!(#(#cfgs)* #(#allowed)*);
     let link = ident.unraw();
-    let server_doc = format!("Serves an implementation of [`{link}`]: hand it to a server.");
+    let server_doc = format!("Serves an implementation of [`{link}`]: pass it to a server.");
     let client_doc = format!(
-        "Calls the service [`{link}`]. Cheap to clone; clones share the connection.\n\n\
-         A method returns a call, which is made when it is awaited or started."
+        "Calls the service [`{link}`]. Cheap to clone; clones share the connection.\n\nA method \
+         returns a call, which is sent when it is awaited or started."
     );
     let blocking_doc = format!(
-        "Calls the service [`{link}`] and waits for the replies: for programs without a runtime.\n\n\
-         Cheap to clone; clones share the connection and the thread that drives it. Panics when \
-         it is used inside an async runtime, which it would block."
+        "Calls the service [`{link}`] and blocks until the reply arrives: for programs without a \
+         runtime.\n\nCheap to clone; clones share the connection and the thread that drives it. \
+         Panics inside an async runtime, which it would block."
     );
-    let allowed = allowed();
+    let blocking = blocking.as_ref().map(|blocking| {
+        quote! {
+            #attributes
+            #[doc = #blocking_doc]
+            #[doc = ""]
+            #(#docs)*
+            #visibility struct #blocking {
+                channel: #krate::__private::BlockingChannel,
+            }
+        }
+    });
     quote! {
-        #(#cfgs)*
+        #attributes
         #[doc = #server_doc]
-        #allowed
         #visibility struct #server<S> {
             service: #krate::__private::Arc<S>,
         }
 
-        #(#cfgs)*
+        #attributes
         #[doc = #client_doc]
         #[doc = ""]
         #(#docs)*
-        #allowed
         #visibility struct #client {
             channel: #krate::__private::Channel,
         }
 
-        #(#cfgs)*
-        #[doc = #blocking_doc]
-        #[doc = ""]
-        #(#docs)*
-        #allowed
-        #visibility struct #blocking {
-            channel: #krate::__private::BlockingChannel,
-        }
+        #blocking
+    }
+}
+
+/// The trait's visibility, with the span of the macro.
+fn visibility(service: &Service) -> TokenStream {
+    let written = |mut token: TokenTree| {
+        token.set_span(token.span().resolved_at(Span::call_site()));
+        token
+    };
+    match &service.visibility {
+        Visibility::Restricted(restricted) => restricted.to_token_stream(),
+        other => other.to_token_stream().into_iter().map(written).collect(),
     }
 }
 
@@ -285,8 +289,8 @@ fn descriptors(service: &Service) -> TokenStream {
     }
 }
 
-/// The text of documentation comments, without the space that each line of them begins with. What a
-/// macro gives (`include_str!`) is left out.
+/// The text of documentation comments, without the leading space of each line. Text from a macro
+/// (`include_str!`) is left out.
 fn docs(attributes: &[syn::Attribute]) -> String {
     let line = |attribute: &syn::Attribute| match &attribute.meta {
         syn::Meta::NameValue(syn::MetaNameValue {

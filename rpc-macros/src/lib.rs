@@ -1,10 +1,16 @@
-//! The `#[service]` attribute of `rpc-core`.
+//! The attribute `#[service]` of `rpc-over-rdma`, which generates a server and clients from a
+//! trait.
 //!
-//! Three steps, one file each: `parse` reads the attribute and the trait, `model` makes every
-//! check and reports all mistakes at once, each at the user's own token, `expand` writes code and
-//! cannot fail. Generated code names only what is in `rpc_core::__private` and the user's types.
+//! Use it through the library `rpc_core`, as `#[rpc_core::service]`; its documentation lists the
+//! options. Generated code names nothing but `rpc_core::__private` and the user's own types.
+//!
+//! The macro works in three steps. `parse` reads the attribute and the trait. `model` and `method`
+//! make every check and report all mistakes at once, each at the user's own token. `expand` writes
+//! the code and cannot fail.
 
+mod attributes;
 mod expand;
+mod method;
 mod model;
 mod parse;
 mod signature;
@@ -13,68 +19,87 @@ mod types;
 
 use proc_macro::TokenStream;
 
-/// Makes a trait an RPC service: see `rpc_core::service`.
+/// Turns a trait into an RPC service; see `rpc_core::service` for an example.
 ///
-/// For a trait `Kv` of `async fn`s this writes
+/// For a trait `Kv` of `async fn`s the macro generates
 /// - the trait itself, with each `async fn f(..) -> T` as `fn f(..) -> impl Future<Output = T> +
 ///   Send` (implementations write `async fn`) and the supertraits `Send + Sync + 'static`;
 /// - `KvServer<S>`, which serves an implementation `S: Kv`;
-/// - `KvClient`, whose methods return calls: futures of `Result<T, Status>`, or of
-///   `Result<T, CallError<E>>` for methods that return `Result<T, E>`;
-/// - `KvBlockingClient`, whose methods wait and return those results.
+/// - `KvClient`, whose methods return calls: futures of `Result<T, Status>`, or of `Result<T,
+///   CallError<E>>` for methods that return `Result<T, E>`;
+/// - `KvBlockingClient`, whose methods block and return those results.
 ///
 /// # Options of a service
-/// - `name = "Other"`: the name on the wire, in place of the trait's.
+/// - `name = "Other"`: the name on the wire. Default: the trait's name.
 /// - `version = 2`: the version of all methods that set none.
-/// - `client_trait = KvCalls`: writes a trait of that name as well, which `KvClient` implements, and which
-///   a fake or a wrapper can. A method in it gives a future of what the client's call gives, a stream of
-///   results as `impl Stream` in that, and takes any `Stream` for a stream of arguments.
-/// - `crate = path::to::rpc_core`: where `rpc-core` is, when it is renamed or re-exported.
+/// - `server = KvService`, `client = KvCaller`, `blocking_client = KvWaiter`: the names of the
+///   generated types. Default: the trait's name with `Server`, `Client` or `BlockingClient`
+///   appended. Use these options if such a name is taken, for example by the client of a second
+///   trait `KvBlocking`; or put each trait into its own module.
+/// - `blocking_client = false`: generates no blocking client.
+/// - `client_trait = KvCalls`: also generates a trait of that name, which `KvClient` implements,
+///   and which fakes and wrappers can implement. Its methods return futures of what the client's
+///   calls return. They return a stream of results as `impl Stream`, and take any `Stream` as a
+///   stream of arguments.
+/// - `crate = path::to::rpc_core`: the path of `rpc_core`, if it is renamed or re-exported.
 ///
 /// # Options of a method: `#[rpc(..)]`
 /// - `name = "other"`: the name on the wire.
-/// - `version = 2`: part of the signature; change it when values get another meaning. A change of what
-///   types look like is noticed by itself: see `docs/changing-types.md`.
-/// - `idempotent`: may be carried out more than once, so a failed call may be retried.
+/// - `version = 2`: a part of the signature; change it when values change their meaning. Changed
+///   types are detected without it: see `docs/changing-types.md`.
+/// - `idempotent`: may run more than once, so a failed call may be retried.
 /// - `no_cancel`: runs to its end although the caller has gone away.
-/// - `spawn`: runs as a separate task from the start; see below.
-/// - `stream_deadline = "idle"`: a deadline starts anew with each item of the method's streams.
+/// - `spawn`: runs as a task from the start; see below.
+/// - `stream_deadline = "idle"`: a deadline restarts with each item of the method's streams.
 /// - `result`: the return type is an alias of a `Result`.
-/// - `plain`: the return type is a value, although it is called `Result`.
+/// - `plain`: the return type is a plain value, although it is named `Result`.
 ///
-/// # Handlers that work long
-/// A handler is first polled by the connection's driver, on the driver's thread. One that finishes
-/// there costs no task; one that is pending after that becomes a task. What it does before its
-/// first wait holds up every connection of that driver: their acks, pings, deadlines and calls. A
-/// method whose first poll takes longer than 1 ms is named once in a warning, as far as it is seen:
-/// the first of every 64 calls is timed.
+/// # Handlers that compute or block
+/// The driver of a connection first polls a handler on the driver's own thread. A handler that
+/// completes in that poll costs no task; otherwise it becomes a task. Code before its first wait
+/// delays every connection of that driver: their acks, pings, deadlines and calls. If the first
+/// poll of a method takes longer than 1 ms, one warning names the method. Only the first of every
+/// 64 calls is timed.
 ///
-/// A method marked `spawn` is a task from the start, and so is a call with more than 64 KiB to decode
-/// (without what is a byte string), so its handlers hold up no driver as long as another worker of the
-/// runtime is free. But they share the workers with the drivers: when all of
-/// them are in long polls, or there is only one, a driver waits for the next to end. And tokio
-/// keeps a task that is woken by a running task on the same worker. So a handler that makes a call
-/// may wake the driver of that call's connection, and if it then computes without awaiting
-/// anything, that driver stands still as long. So `spawn` suits polls of up to about a millisecond.
-/// Longer computing or blocking belongs in `tokio::task::spawn_blocking` or on separate threads,
-/// awaited by the handler.
+/// A method marked `spawn` is a task from the start, and so is a call with more than 64 KiB to
+/// decode, not counting byte strings. Its handlers delay no driver while another worker of the
+/// runtime is free. They share the workers with the drivers, however: while all workers are in long
+/// polls, or if there is only one, a driver waits for the next poll to end. Also, tokio keeps a
+/// task that a running task wakes on the same worker. A handler that makes a call may thus wake the
+/// driver of that call's connection, and if it then computes without awaiting anything, it delays
+/// that driver. `spawn` therefore suits polls of up to about a millisecond. Longer computations and
+/// blocking operations belong in `tokio::task::spawn_blocking` or on separate threads, awaited by
+/// the handler.
 ///
 /// # Arguments and results
-/// Any type that implements serde's traits, as far as a format that does not describe itself can
-/// carry it (no `untagged`, `tag`, `flatten`, `skip_serializing_if`). Arguments may borrow: `&str`,
-/// `&[u8]`, `Cow<str>`, `Cow<[u8]>` and `Foo<'_>` are decoded from the request's message without a
-/// copy, `&Foo` and `&[Foo]` are decoded and lent. Byte strings travel in one piece. Results own
-/// what they hold, except `Cow<str>` and `Cow<[u8]>`, which a server may borrow from `&self`. A
-/// method that returns `Result<T, Status>` ends its call with that status, and one that returns
-/// `Result<T, CallError<E>>` with its own error or a status, whatever the calls that it makes itself
-/// ended with.
+/// Any type works that implements serde's traits and needs no self-describing format: no
+/// `untagged`, `tag` or `flatten`, no variants or fields that are skipped in one direction only,
+/// and `skip_serializing_if` only for values that are `None`, empty, 0 or false. `bind` and a
+/// client's first call reject other types; `docs/changing-types.md` has the list.
+///
+/// Arguments may borrow: `&str`, `&[u8]`, `Cow<str>`, `Cow<[u8]>` and `Foo<'_>` are decoded from
+/// the request's message without a copy; `&Foo` and `&[Foo]` are decoded and lent. Byte strings
+/// travel in one piece. Results own their data, except `Cow<str>` and `Cow<[u8]>`, which a server
+/// may borrow from `&self`. A method that returns `Result<T, Status>` ends its call with that
+/// status. One that returns `Result<T, CallError<E>>` ends it with its own error or a status,
+/// including the status of a call that the handler has made.
+///
+/// A tuple has at most 16 fields, and an array of anything but bytes at most 32 elements, which are
+/// the limits of serde's traits. A constant may be an argument of a type (`Row<WIDTH>`) if its name
+/// is in upper case; put other names in braces (`Row<{ Width }>`).
+///
+/// # Lints
+/// Generated code passes under `#![forbid(..)]` of any lint. Lints that a trait or method allows
+/// are allowed in the code generated for it. The only exception is a deprecated service, or one
+/// with a deprecated method: it needs `deprecated` to be at most denied, because the server calls
+/// the method.
 ///
 /// # Streams
-/// A method gives a stream as `fn f(..) -> impl Stream<Item = T>`; it may end with an error
-/// (`Item = Result<T, E>`), be refused (`async fn f(..) -> Result<impl Stream<Item = T>, E>`), or
-/// have a value after its items (`impl Producer<Item = T, Output = R>`). It takes one as its last
-/// argument, `rows: Streaming<T>`, for which the client's method takes any stream of `T`. Items own
-/// what they hold. See `rpc_core::stream`.
+/// A method returns a stream as `fn f(..) -> impl Stream<Item = T>`. The stream may end with an
+/// error (`Item = Result<T, E>`), be refused (`async fn f(..) -> Result<impl Stream<Item = T>,
+/// E>`), or return a value after its items (`impl Producer<Item = T, Output = R>`). A method takes
+/// a stream as its last argument, `rows: Streaming<T>`, for which the client's method takes any
+/// stream of `T`. Items own their data. See `rpc_core::stream`.
 #[proc_macro_attribute]
 pub fn service(options: TokenStream, item: TokenStream) -> TokenStream {
     let result = parse::parse(options.into(), item.into()).and_then(model::check);

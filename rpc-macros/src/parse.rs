@@ -1,14 +1,17 @@
 //! Reads the attribute's options and the trait.
 //!
-//! Owns the syntax: which options there are and what their values look like. What they mean
-//! together is the model's business. Mistakes in options are collected, not fatal.
+//! Owns the syntax: the options and the form of their values. The model checks their combinations.
+//! Mistakes in options are collected, not fatal.
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::meta::ParseNestedMeta;
-use syn::parse::Parser;
-use syn::{Attribute, Error, Ident, Item, ItemTrait, LitInt, LitStr, Path, Token};
+use syn::parse::{ParseStream, Parser};
+use syn::{
+    AttrStyle, Attribute, Error, Ident, Item, ItemTrait, LitBool, LitInt, LitStr, Path, Token,
+    TraitItem,
+};
 
-/// Mistakes found so far.
+/// The mistakes found so far.
 #[derive(Default)]
 pub(crate) struct Errors(Option<Error>);
 
@@ -20,7 +23,7 @@ impl Errors {
         }
     }
 
-    /// Adds a mistake at the tokens it is about.
+    /// Adds a mistake at the given tokens.
     pub(crate) fn at(&mut self, tokens: impl quote::ToTokens, message: impl std::fmt::Display) {
         self.add(Error::new_spanned(tokens, message));
     }
@@ -44,6 +47,17 @@ pub(crate) struct ServiceOptions {
     pub(crate) version: Option<LitInt>,
     pub(crate) krate: Option<Path>,
     pub(crate) client_trait: Option<Ident>,
+    pub(crate) server: Option<Ident>,
+    pub(crate) client: Option<Ident>,
+    pub(crate) blocking_client: Option<BlockingClient>,
+}
+
+/// The option for the blocking client.
+#[derive(Clone)]
+pub(crate) enum BlockingClient {
+    Named(Ident),
+    /// No blocking client.
+    LeftOut,
 }
 
 /// Options of `#[rpc(..)]` on a method.
@@ -61,7 +75,7 @@ pub(crate) struct MethodOptions {
 
 pub(crate) fn parse(options: TokenStream, item: TokenStream) -> syn::Result<Input> {
     let item = match syn::parse2::<Item>(item)? {
-        Item::Trait(item) => item,
+        Item::Trait(item) => with_outer_attributes(item),
         other => {
             return Err(Error::new_spanned(
                 other,
@@ -78,6 +92,23 @@ pub(crate) fn parse(options: TokenStream, item: TokenStream) -> syn::Result<Inpu
     Ok(Input { options: service, item, errors })
 }
 
+/// Turns inner attributes of the trait, or of a method's body, into outer ones, since the generated
+/// code has no place for inner attributes.
+fn with_outer_attributes(mut item: ItemTrait) -> ItemTrait {
+    let outer = |attributes: &mut Vec<Attribute>| {
+        for attribute in attributes {
+            attribute.style = AttrStyle::Outer;
+        }
+    };
+    outer(&mut item.attrs);
+    for item in &mut item.items {
+        if let TraitItem::Fn(method) = item {
+            outer(&mut method.attrs);
+        }
+    }
+    item
+}
+
 impl ServiceOptions {
     fn read(&mut self, meta: &ParseNestedMeta<'_>) -> syn::Result<()> {
         if meta.path.is_ident("name") {
@@ -87,20 +118,46 @@ impl ServiceOptions {
         } else if meta.path.is_ident("crate") {
             once(&mut self.krate, meta, meta.value()?.call(Path::parse_mod_style)?)
         } else if meta.path.is_ident("client_trait") {
-            let value = meta.value()?;
-            let name = value.parse::<Ident>().map_err(|error| {
-                Error::new(
-                    error.span(),
-                    "the name of the trait, without quotes: client_trait = KvCalls",
-                )
-            })?;
+            let name = name(meta, "the name of the trait, without quotes: client_trait = KvCalls")?;
             once(&mut self.client_trait, meta, name)
+        } else if meta.path.is_ident("server") {
+            let name = name(meta, "the name of the server, without quotes: server = KvService")?;
+            once(&mut self.server, meta, name)
+        } else if meta.path.is_ident("client") {
+            let name = name(meta, "the name of the client, without quotes: client = KvCaller")?;
+            once(&mut self.client, meta, name)
+        } else if meta.path.is_ident("blocking_client") {
+            let said = blocking_client(meta)?;
+            once(&mut self.blocking_client, meta, said)
         } else {
             Err(meta.error(
-                "unknown option of #[service]; there are name = \"..\", version = N, \
-                 client_trait = Name and crate = path",
+                "unknown option of #[service]; the options are name = \"..\", version = N, server \
+                 = Name, client = Name, blocking_client = Name or false, client_trait = Name and \
+                 crate = path",
             ))
         }
+    }
+}
+
+fn name(meta: &ParseNestedMeta<'_>, wanted: &str) -> syn::Result<Ident> {
+    name_of(meta.value()?, wanted)
+}
+
+fn name_of(value: ParseStream<'_>, wanted: &str) -> syn::Result<Ident> {
+    value.parse::<Ident>().map_err(|error| Error::new(error.span(), wanted))
+}
+
+fn blocking_client(meta: &ParseNestedMeta<'_>) -> syn::Result<BlockingClient> {
+    let wanted = "the name of the blocking client, without quotes, or false for none: \
+                  blocking_client = KvWaiter, blocking_client = false";
+    let value = meta.value()?;
+    if !value.peek(LitBool) {
+        return name_of(value, wanted).map(BlockingClient::Named);
+    }
+    let literal: LitBool = value.parse()?;
+    match literal.value {
+        false => Ok(BlockingClient::LeftOut),
+        true => Err(Error::new(literal.span, wanted)),
     }
 }
 
@@ -121,8 +178,8 @@ impl MethodOptions {
             if attribute.path().is_ident("cfg_attr") && names_rpc(attribute) {
                 errors.at(
                     attribute,
-                    "what a `cfg_attr` adds is not known here; write the method twice, each under its \
-                     own #[cfg(..)], with its own #[rpc(..)]",
+                    "the macro cannot see what a `cfg_attr` adds; write the method twice, each \
+                     under its own #[cfg(..)], with its own #[rpc(..)]",
                 );
                 return false;
             }
@@ -157,7 +214,7 @@ impl MethodOptions {
             _ => return Err(unknown(meta)),
         };
         if !meta.input.is_empty() && !meta.input.peek(Token![,]) {
-            let message = format!("`{flag}` takes no value: it is there or not");
+            let message = format!("`{flag}` takes no value");
             return Err(Error::new(meta.input.span(), message));
         }
         once(place, meta, flag.clone())
@@ -166,8 +223,8 @@ impl MethodOptions {
 
 fn unknown(meta: &ParseNestedMeta<'_>) -> Error {
     meta.error(
-        "unknown option of #[rpc]; there are name = \"..\", version = N, idempotent, no_cancel, \
-         spawn, stream_deadline = \"idle\", result and plain",
+        "unknown option of #[rpc]; the options are name = \"..\", version = N, idempotent, \
+         no_cancel, spawn, stream_deadline = \"idle\", result and plain",
     )
 }
 

@@ -1,6 +1,6 @@
 //! The text of a method's signature, whose hash both sides compare.
 //!
-//! Owns the normal form. Two signatures have the same text when their values have the same bytes
+//! Owns the normal form. Two signatures have the same text if their values have the same encoding
 //! and the types have the same names. The rules are part of the wire format:
 //!
 //! - whitespace, lifetimes and references are left out; of a path, the last segment counts;
@@ -9,8 +9,9 @@
 //! - other `[T]` and `Vec<T>` are `[T]`; `Box`, `Arc`, `Rc`, `Cow` of any `T` are `T`;
 //! - the whole is `(A, B) -> T`, then ` / E` for a method with an error type, then ` #2` for
 //!   version 2;
-//! - a stream of arguments is its last argument, `stream A`; a stream of results is `stream T`, with
-//!   ` then R` for a value after the items, and ` refused X` for an early refusal's error type.
+//! - a stream of arguments is its last argument, `stream A`; a stream of results is `stream T`,
+//!   with ` then R` for a value after the items, and ` refused X` for an early refusal's error
+//!   type.
 
 use quote::ToTokens;
 use syn::{GenericArgument, PathArguments, PathSegment, Type};
@@ -102,7 +103,7 @@ fn generics(segment: &PathSegment) -> String {
     if arguments.is_empty() { String::new() } else { format!("<{}>", arguments.join(", ")) }
 }
 
-/// Tokens with nothing between them: how they print is not specified, so blanks are dropped.
+/// Tokens without spaces: their spacing is not specified, so it is dropped.
 fn tokens(tokens: impl ToTokens) -> String {
     tokens.to_token_stream().to_string().split_whitespace().collect()
 }
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn types_with_the_same_bytes_have_the_same_text() {
+    fn types_with_equal_encoding_have_equal_text() {
         for (types, expected) in [
             (&["&str", "String", "std::string::String", "Cow<'_, str>", "Box<str>"][..], "str"),
             (

@@ -1,7 +1,7 @@
-//! Streams in a signature: which shapes there are.
+//! The forms of streams in a signature.
 //!
-//! Owns how a stream of arguments (`Streaming<T>`) and a stream of results (`impl Stream`, `impl
-//! Producer`) are recognised and taken apart, and what is said about other shapes.
+//! Owns how a stream of arguments (`Streaming<T>`) and a stream of results (`impl Stream`,
+//! `impl Producer`) are recognized and parsed, and the errors about other forms.
 
 use proc_macro2::Ident;
 use syn::punctuated::Punctuated;
@@ -21,23 +21,23 @@ pub(crate) struct Upload {
 
 /// The stream of a method's results.
 pub(crate) struct Download {
-    /// The stream comes after a wait: `async fn`.
+    /// The stream is returned by an `async fn`.
     pub(crate) is_async: bool,
     /// `impl Stream<..>`, as written.
     pub(crate) written: TypeImplTrait,
     /// The error of an early refusal: `async fn .. -> Result<impl Stream<..>, X>`.
     pub(crate) refusal: Option<ErrorType>,
     pub(crate) item: Type,
-    /// The error that ends the stream: of `Item = Result<T, E>` or `Output = Result<R, E>`.
+    /// The error that ends the stream, from `Item = Result<T, E>` or `Output = Result<R, E>`.
     pub(crate) error: Option<ErrorType>,
     /// The value after the items: `impl Producer<Item = T, Output = R>`.
     pub(crate) end: Option<Type>,
 }
 
-/// An error type of the method's.
+/// An error type of the method.
 pub(crate) struct ErrorType {
     pub(crate) ty: Type,
-    /// It is written `CallError<E>`, and `ty` is `E`: it may be a status as well.
+    /// It is written as `CallError<E>`, and `ty` is `E`: it can also be a status.
     pub(crate) or_status: bool,
     pub(crate) written: Type,
 }
@@ -69,7 +69,11 @@ pub(crate) fn upload(
             (*item).clone()
         }
         [_, ..] => {
-            errors.at(ty, "a stream of arguments has one type, that of its items: Streaming<T>");
+            errors.at(
+                ty,
+                "a stream of arguments has a single type parameter, the type of its \
+                           items: Streaming<T>",
+            );
             ty.clone()
         }
         [] => {
@@ -80,7 +84,7 @@ pub(crate) fn upload(
     Upload { ident, item }
 }
 
-/// `impl Stream` or `impl Producer`, and the bound that says so.
+/// An `impl Stream` or `impl Producer`, and the bound that makes it one.
 fn as_stream(ty: &Type) -> Option<(&TypeImplTrait, &PathSegment)> {
     let Type::ImplTrait(written) = bare(ty) else { return None };
     let segments = written.bounds.iter().filter_map(|bound| match bound {
@@ -107,8 +111,8 @@ pub(crate) fn download(
     if !is_async {
         errors.at(
             ty,
-            "whether there is a stream is known after a wait: write `async fn`, or let the stream \
-             end with the error: `impl Stream<Item = Result<T, E>>`",
+            "whether there is a stream is only known after an await: write `async fn`, or end the \
+             stream with the error: `impl Stream<Item = Result<T, E>>`",
         );
     }
     let refusal = match &*arguments {
@@ -116,7 +120,8 @@ pub(crate) fn download(
         _ => {
             errors.at(
                 ty,
-                "this `Result` is an alias, whose error type cannot be seen here: write both types",
+                "this `Result` is an alias, and the macro cannot see its error type: write both \
+                 types",
             );
             None
         }
@@ -145,14 +150,15 @@ fn parts(
         if let Some(error) = &download.error {
             errors.at(
                 &error.written,
-                "a producer fails with its output: impl Producer<Item = T, Output = Result<R, E>>",
+                "a producer returns its error in its output: impl Producer<Item = T, Output = \
+                 Result<R, E>>",
             );
         }
         let Some(output) = associated(segment, "Output") else {
             errors.at(
                 segment,
-                "a producer needs the type of the value after its items: \
-                 impl Producer<Item = T, Output = R>; without one it is an impl Stream<Item = T>",
+                "a producer needs the type of the value after its items: impl Producer<Item = T, \
+                 Output = R>; if there is no such value, use impl Stream<Item = T>",
             );
             return download;
         };
@@ -163,7 +169,7 @@ fn parts(
     download
 }
 
-/// `Name = Type` among a trait's arguments.
+/// The type of `Name = Type` among a trait's arguments.
 fn associated(segment: &PathSegment, name: &str) -> Option<Type> {
     let PathArguments::AngleBracketed(arguments) = &segment.arguments else { return None };
     arguments.args.iter().find_map(|argument| match argument {
@@ -174,7 +180,7 @@ fn associated(segment: &PathSegment, name: &str) -> Option<Type> {
     })
 }
 
-/// `Result<T, E>`, taken apart.
+/// The two types of a `Result<T, E>`.
 fn fallible(ty: &Type, errors: &mut Errors) -> (Type, Option<ErrorType>) {
     let Some(segment) = last_segment(ty).filter(|segment| segment.ident == "Result") else {
         return (ty.clone(), None);
@@ -184,14 +190,15 @@ fn fallible(ty: &Type, errors: &mut Errors) -> (Type, Option<ErrorType>) {
         _ => {
             errors.at(
                 ty,
-                "this `Result` is an alias, whose error type cannot be seen here: write both types",
+                "this `Result` is an alias, and the macro cannot see its error type: write both \
+                 types",
             );
             (ty.clone(), None)
         }
     }
 }
 
-/// Bounds with `Send` at their end: a stream is pumped by the server's tasks.
+/// Bounds with `Send` added: a stream is pumped by the server's tasks.
 pub(crate) fn with_send(
     written: &TypeImplTrait,
     send: TypeParamBound,

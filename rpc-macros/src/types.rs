@@ -1,9 +1,9 @@
-//! Which types a signature may have, and how they are decoded.
+//! The types allowed in a signature, and how they are decoded.
 //!
-//! Owns the rules for argument and result types: which references, lifetimes and kinds of types
-//! are refused, how an argument is decoded, and what the client sees of a result.
+//! Owns the rules for argument and result types: which references, lifetimes and kinds of types are
+//! refused, how an argument is decoded, and the client's type of a result.
 
-use proc_macro2::{Span, TokenStream, TokenTree};
+use proc_macro2::{Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
@@ -15,11 +15,15 @@ use syn::{
 
 use crate::parse::Errors;
 
-/// How the server gets an argument.
+/// Maximum number of fields of a tuple for which serde implements its traits; the arguments of a
+/// method are such a tuple.
+pub(crate) const MAX_FIELDS: usize = 16;
+
+/// How the server receives an argument.
 pub(crate) struct Decoded {
-    /// The type that is decoded.
+    /// The decoded type.
     pub(crate) ty: Type,
-    /// Whether the method gets a reference to it.
+    /// Whether the method takes a reference to it.
     pub(crate) lent: bool,
 }
 
@@ -69,7 +73,7 @@ fn is_byte_slice(ty: &Type) -> bool {
     matches!(bare(ty), Type::Slice(slice) if is_ident(&slice.elem, "u8"))
 }
 
-/// `Vec<u8>` or an option of it: moved into the encoder instead of lent to it.
+/// `Vec<u8>` or an option of it: moved into the encoder instead of borrowed.
 fn is_byte_vector(ty: &Type) -> bool {
     let Some(segment) = last_segment(ty) else { return false };
     match (&*segment.ident.to_string(), &*type_arguments(segment)) {
@@ -106,8 +110,8 @@ pub(crate) fn argument(ty: &Type, krate: &Path, errors: &mut Errors) -> Decoded 
                 checker.errors.at(
                     target,
                     format!(
-                        "`{name}` has no size, so nothing can be decoded as one; take `{owned}`. \
-                         (A type of your own by that name: `&self::{name}`)"
+                        "`{name}` is unsized and cannot be decoded; take `{owned}`. (For a type of \
+                         your own of that name, write `&self::{name}`)"
                     ),
                 );
             } else {
@@ -118,8 +122,8 @@ pub(crate) fn argument(ty: &Type, krate: &Path, errors: &mut Errors) -> Decoded 
     }
 }
 
-/// A type of the standard library that lies behind references only, and the one that owns it. What has
-/// a path of its own before the name is another type.
+/// An unsized type of the standard library and its owned counterpart. A name with a path in front
+/// is another type.
 fn unsized_name(ty: &Type) -> Option<(&'static str, &'static str)> {
     let Type::Path(TypePath { qself: None, path, .. }) = ty else { return None };
     let names: Vec<String> = path.segments.iter().map(|it| it.ident.to_string()).collect();
@@ -141,7 +145,7 @@ pub(crate) fn item(ty: &Type, errors: &mut Errors) {
     Checker { errors, place: Place::Item }.visit_type(ty);
 }
 
-/// What the client sees of a result: a `Cow` that the server may borrow from itself is owned.
+/// The client's type of a result: a `Cow` that the server may borrow from itself becomes owned.
 pub(crate) fn client_result(ty: &Type) -> Type {
     let mut ty = ty.clone();
     OwnCows.visit_type_mut(&mut ty);
@@ -169,7 +173,7 @@ impl VisitMut for OwnCows {
 enum Place {
     Argument,
     Result,
-    /// Of a stream, in either direction.
+    /// An item of a stream, in either direction.
     Item,
 }
 
@@ -183,8 +187,8 @@ fn check_reference(reference: &TypeReference, place: Place, errors: &mut Errors)
     if let Some(mutability) = &reference.mutability {
         errors.at(
             mutability,
-            "an argument cannot be changed by the server; take it by value or by `&` and return \
-             what has changed",
+            "the server cannot change an argument; take it by value or by `&`, and return what \
+             changed",
         );
     }
     if let Some(lifetime) = &reference.lifetime {
@@ -197,41 +201,55 @@ fn check_lifetime(lifetime: &Lifetime, place: Place, errors: &mut Errors) {
         Place::Argument if lifetime.ident == "_" => {}
         Place::Argument if lifetime.ident == "static" => errors.at(
             lifetime,
-            "an argument cannot be 'static: it lies in the request's message; leave the lifetime \
-             out",
+            "an argument cannot be 'static: it borrows from the request; leave the lifetime out",
         ),
         Place::Argument => errors.at(
             lifetime,
-            "a lifetime of an argument cannot have a name: it is that of the request's message; \
-             leave it out or write '_",
+            "the lifetime of an argument cannot have a name: it is that of the request; leave it \
+             out or write '_",
         ),
         Place::Result | Place::Item if lifetime.ident == "static" => {}
         Place::Item => errors.at(
             lifetime,
-            "an item of a stream cannot borrow: nobody keeps its message; send an owned type",
+            "an item of a stream cannot borrow: its message is not kept; send an owned type",
         ),
         Place::Result => errors.at(
             lifetime,
-            "a result cannot borrow: the client keeps no message to borrow from; return an owned \
-             type (only Cow<'_, str> and Cow<'_, [u8]> may borrow from &self)",
+            "a result cannot borrow: the client does not keep the message; return an owned type \
+             (only Cow<'_, str> and Cow<'_, [u8]> may borrow from &self)",
         ),
     }
 }
 
 impl Visit<'_> for Checker<'_> {
     fn visit_type(&mut self, ty: &Type) {
+        if let Type::Tuple(tuple) = ty
+            && tuple.elems.len() > MAX_FIELDS
+        {
+            let fields = tuple.elems.len();
+            self.errors.at(
+                ty,
+                format!(
+                    "a tuple of {fields} fields cannot be sent: serde implements its traits for \
+                     tuples of up to {MAX_FIELDS}; make it a struct"
+                ),
+            );
+        }
         let complaint = match ty {
             Type::ImplTrait(impl_trait) => impl_trait_complaint(impl_trait, self.place),
             Type::TraitObject(_) => {
                 "a trait object cannot be sent; name a type that implements serde's traits"
             }
             Type::FnPtr(_) => "a function cannot be sent",
-            Type::Ptr(_) => "a raw pointer cannot be sent; the other side has memory of its own",
+            Type::Ptr(_) => "a raw pointer cannot be sent; the other side has its own memory",
             Type::Infer(_) => "a type must be written out here: it is part of the signature",
-            Type::Never(_) => "a method has to return; write no type for no result",
-            Type::Macro(_) => "a macro cannot stand for a type here; write the type out",
-            Type::Slice(_) if self.place == Place::Result => "a slice has no size; return a Vec",
-            Type::Slice(_) if self.place == Place::Item => "a slice has no size; send a Vec",
+            Type::Never(_) => {
+                "a method must return; leave the return type out if there is no \
+                               result"
+            }
+            Type::Macro(_) => "a type cannot come from a macro here; write it out",
+            Type::Slice(_) if self.place == Place::Result => "a slice is unsized; return a Vec",
+            Type::Slice(_) if self.place == Place::Item => "a slice is unsized; send a Vec",
             _ => return visit::visit_type(self, ty),
         };
         self.errors.at(ty, complaint);
@@ -241,24 +259,24 @@ impl Visit<'_> for Checker<'_> {
         if self.place == Place::Result {
             self.errors.at(
                 reference,
-                "a result cannot be a reference: the client keeps no message to borrow from; \
-                 return an owned type, such as String or Vec<u8>",
+                "a result cannot be a reference: the client does not keep the message; return an \
+                 owned type, such as String or Vec<u8>",
             );
             return;
         }
         if self.place == Place::Item {
             self.errors.at(
                 reference,
-                "an item of a stream cannot be a reference: nobody keeps its message to borrow \
-                 from; send an owned type, such as String or Vec<u8>",
+                "an item of a stream cannot be a reference: its message is not kept; send an owned \
+                 type, such as String or Vec<u8>",
             );
             return;
         }
         if !is_borrowable(reference) {
             self.errors.at(
                 reference,
-                "inside another type only &str and &[u8] can be references, since only they lie \
-                 in a message as they are; use the owned type here",
+                "inside another type only &str and &[u8] can be references, since only they are in \
+                 a message unencoded; use the owned type here",
             );
             return;
         }
@@ -289,7 +307,7 @@ impl Visit<'_> for Checker<'_> {
 }
 
 impl Checker<'_> {
-    /// The one type whose borrowed and owned forms are one: see [`client_result`].
+    /// The only type that is both borrowed and owned: see [`client_result`].
     fn visit_result_cow(&mut self, segment: &PathSegment) {
         let PathArguments::AngleBracketed(arguments) = &segment.arguments else { return };
         for argument in &arguments.args {
@@ -305,10 +323,13 @@ impl Checker<'_> {
 fn streaming_complaint(place: Place) -> &'static str {
     match place {
         Place::Argument => {
-            "a stream of arguments is an argument of its own, the last one: rows: Streaming<T>"
+            "a stream of arguments must be an argument of its own, the last one: rows: Streaming<T>"
         }
-        Place::Result => "a method gives a stream as `impl Stream<Item = T>`, by itself",
-        Place::Item => "a stream has no streams in it; make a call for each",
+        Place::Result => {
+            "a method returns a stream as `impl Stream<Item = T>`, not inside another \
+                          type"
+        }
+        Place::Item => "a stream cannot contain streams; make a call for each",
     }
 }
 
@@ -319,20 +340,20 @@ fn impl_trait_complaint(impl_trait: &TypeImplTrait, place: Place) -> &'static st
     });
     match place {
         Place::Argument if is_stream => {
-            "the server gets a stream of arguments as `Streaming<T>`, as the last argument; the \
-             client's method takes any stream of T"
+            "write a stream of arguments as `Streaming<T>`, as the last argument; the client's \
+             method takes any stream of T"
         }
         Place::Result if is_stream => {
-            "a stream of results stands by itself, or in the `Result` of an `async fn` that may \
-             refuse: Result<impl Stream<Item = T>, E>"
+            "a stream of results cannot be inside another type, except in the `Result` of an \
+             `async fn` that may refuse the call: Result<impl Stream<Item = T>, E>"
         }
-        Place::Item if is_stream => "a stream has no streams in it; make a call for each",
+        Place::Item if is_stream => "a stream cannot contain streams; make a call for each",
         _ => "`impl Trait` cannot be sent, since the other side must know the type; name it",
     }
 }
 
-/// The expression that finds the shape of a type: `how` is the probe's method. Tuples are taken
-/// apart, so that byte strings in them are seen.
+/// The expression that finds the shape of a type: `how` is the probe's method. Tuples are split
+/// into their fields, so that byte strings in them are found.
 pub(crate) fn shape(ty: &Type, how: &str, krate: &Path) -> TokenStream {
     if let Type::Tuple(tuple) = bare(ty) {
         let shapes = tuple.elems.iter().map(|element| shape(element, how, krate));
@@ -341,8 +362,8 @@ pub(crate) fn shape(ty: &Type, how: &str, krate: &Path) -> TokenStream {
     probe(ty, how, krate, &TokenStream::new())
 }
 
-/// The expression that makes a value of type `ty` ready to be encoded. The encoder takes ownership
-/// of the value where that saves a copy.
+/// The expression that prepares a value of type `ty` for encoding. The encoder takes ownership of
+/// the value if that saves a copy.
 pub(crate) fn put(value: &TokenStream, ty: &Type, krate: &Path) -> TokenStream {
     let span = span_of(ty);
     if is_byte_vector(ty) {
@@ -354,12 +375,12 @@ pub(crate) fn put(value: &TokenStream, ty: &Type, krate: &Path) -> TokenStream {
     quote_spanned!(span=> #krate::__private::put(&#value, #shape))
 }
 
-/// The expression that finds how a method's own error travels: `how` is the probe's method.
+/// The expression that finds how a method's own error is sent: `how` is the probe's method.
 pub(crate) fn shape_of_error(ty: &Type, how: &str, krate: &Path) -> TokenStream {
     probe(ty, how, krate, &TokenStream::new())
 }
 
-// The reference is for types that serde does not know: see `rpc-core`'s `shape.rs`.
+// The reference handles types that serde does not support: see `rpc-core`'s `shape.rs`.
 fn probe(ty: &Type, how: &str, krate: &Path, argument: &TokenStream) -> TokenStream {
     let span = span_of(ty);
     let krate = located(krate, span);
@@ -373,7 +394,15 @@ pub(crate) fn span_of(tokens: &impl Spanned) -> Span {
     tokens.span().resolved_at(Span::mixed_site())
 }
 
-/// A path with its meaning unchanged, but placed where `span` is.
+/// A name that user code can see, but with the span of the macro: lints ignore code from another
+/// crate's macro, so no `allow` is needed, which a `forbid` would reject.
+pub(crate) fn of_the_macro(name: &Ident) -> Ident {
+    let mut name = name.clone();
+    name.set_span(name.span().resolved_at(Span::call_site()));
+    name
+}
+
+/// A path with unchanged resolution, but located at `span`.
 pub(crate) fn located(path: &Path, span: Span) -> TokenStream {
     let place = |mut token: TokenTree| {
         token.set_span(token.span().located_at(span));
@@ -382,7 +411,7 @@ pub(crate) fn located(path: &Path, span: Span) -> TokenStream {
     path.to_token_stream().into_iter().map(place).collect()
 }
 
-/// Whether it is a trait of streams of results.
+/// Whether it is one of the traits for streams of results.
 pub(crate) fn is_stream_trait(segment: &PathSegment) -> bool {
     segment.ident == "Stream" || segment.ident == "Producer"
 }

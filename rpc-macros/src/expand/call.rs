@@ -1,14 +1,14 @@
-//! What every method of a client has: parameters, arguments, and a result to decode.
+//! The parts of every method of a client: parameters, arguments, and a result to decode.
 
 use proc_macro2::TokenStream;
 use quote::quote_spanned;
 use syn::{Attribute, Type};
 
 use super::{alias_parts, quote};
-use crate::model::{Argument, Method, Returns};
+use crate::method::{Argument, Method, Returns};
 use crate::types::{self, located, span_of};
 
-/// What the client's method returns, and the function that decodes it.
+/// The return type of the client's method, and the function that decodes it.
 pub(super) fn client_result(krate: &syn::Path, returns: &Returns) -> (TokenStream, TokenStream) {
     match returns {
         Returns::Plain(ty) => {
@@ -30,7 +30,7 @@ pub(super) fn client_result(krate: &syn::Path, returns: &Returns) -> (TokenStrea
             let (ok, error) = alias_parts(krate, &types::client_result(ty));
             result_parts(krate, &ok, &error)
         }
-        // A stream's methods are written in `streams`.
+        // Methods with streams are written in `streams`.
         Returns::Stream(_) => (TokenStream::new(), TokenStream::new()),
     }
 }

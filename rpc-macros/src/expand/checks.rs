@@ -1,32 +1,34 @@
-//! Writes the checks that the types of a service can be sent: one error for each that cannot, at
-//! the user's own token, whatever it lacks and however many methods name it.
+//! Writes the checks that the types of a service can be sent: one error for each type that cannot,
+//! at the user's own token, whatever it lacks and however many methods use it.
 //!
-//! Owns what is said about such types. Elsewhere generated code takes any type (see `rpc-core`'s
-//! `shape.rs`), so that nothing else is said about them.
+//! Owns the errors about such types. Elsewhere generated code accepts any type (see `rpc-core`'s
+//! `shape.rs`), so that no other errors appear.
 
 use std::collections::HashMap;
 
 use proc_macro2::TokenStream;
 use quote::{ToTokens, quote_spanned};
+use syn::ext::IdentExt;
 use syn::{GenericArgument, Path, PathArguments, Type};
 
 use super::{alias_parts, quote};
-use crate::model::{Method, Returns, Service};
+use crate::method::{Method, Returns};
+use crate::model::Service;
 use crate::streams::Download;
 use crate::types::{self, bare, is_ident, located, span_of};
 
-/// What a type is used for.
+/// The use of a type.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Role {
     /// The client encodes it, and the server decodes it, borrowing.
     Argument,
     /// One end encodes it, and the other decodes it, owning: a result, or an item of a stream.
     Result,
-    /// The same, unless it is a `Status`.
+    /// The method's own error: as `Result`, unless it is a `Status`.
     Error,
 }
 
-/// A type that stands in a signature, by itself or in another, as the server has it.
+/// A type in a signature, on its own or inside another type, as the server uses it.
 struct Check {
     ty: Type,
     /// All uses of the types that contain it.
@@ -48,7 +50,7 @@ pub(super) fn checks(service: &Service) -> TokenStream {
 #[derive(Default)]
 struct Checks {
     all: Vec<Check>,
-    /// Where in `all` a type under these `#[cfg]`s is.
+    /// The index in `all` of a type under these `#[cfg]`s.
     known: HashMap<String, usize>,
 }
 
@@ -85,7 +87,7 @@ impl Checks {
 
     fn add(&mut self, method: &Method, ty: &Type, role: Role) {
         if let Type::Tuple(tuple) = bare(ty) {
-            // They are encoded one by one.
+            // The fields are encoded one by one.
             for element in &tuple.elems {
                 self.add(method, element, role);
             }
@@ -139,7 +141,6 @@ impl Checks {
         quote_spanned! {span=>
             #cfgs
             const _: () = {
-                #[allow(unused_imports)]
                 use #there::__private::Lacking as _;
                 if !(true #(&& #wholes)*) && (true #(&& #parts)*) {
                     #verdict
@@ -149,7 +150,7 @@ impl Checks {
     }
 }
 
-/// Whether a type can be encoded, and whether it can be decoded, as all these uses need it.
+/// Whether a type can be encoded, and whether it can be decoded, for all these uses.
 fn abilities(ty: &Type, roles: &[Role], krate: &Path) -> (TokenStream, TokenStream) {
     let span = span_of(ty);
     let krate = located(krate, span);
@@ -174,7 +175,7 @@ fn abilities(ty: &Type, roles: &[Role], krate: &Path) -> (TokenStream, TokenStre
     (quote_spanned!(span=> (#(#sent)&&*)), quote_spanned!(span=> (#(#received)&&*)))
 }
 
-/// Panics when the compiler evaluates it, if the type lacks something.
+/// An expression that panics during const evaluation if the type lacks something.
 fn verdict(ty: &Type, roles: &[Role], krate: &Path) -> TokenStream {
     let (sent, received) = abilities(ty, roles, krate);
     let (neither, serialize, deserialize) = (
@@ -192,8 +193,8 @@ fn verdict(ty: &Type, roles: &[Role], krate: &Path) -> TokenStream {
     let panic = |text: String| quote_spanned!(span=> #krate::__private::panic!(#text));
     let hidden = roles.contains(&Role::Error).then(|| {
         let text = panic(
-            "this error type is a `CallError` behind another name: write `Result<T, CallError<E>>` \
-             out in the trait, so that the client can be given its `E`"
+            "this error type is an alias of `CallError`: write `Result<T, CallError<E>>` out in \
+             the trait, so that the client can return its `E`"
                 .to_owned(),
         );
         quote_spanned!(span=> if #krate::__private::Probe::<#ty>::IS_CALL_ERROR { #text })
@@ -211,17 +212,21 @@ fn verdict(ty: &Type, roles: &[Role], krate: &Path) -> TokenStream {
 }
 
 fn complaint(ty: &Type, verb: &str, lacks: &str, what: &str) -> String {
-    let name = name(ty);
+    let advice = match bare(ty) {
+        Type::Array(_) => {
+            "serde implements its traits for arrays of up to 32 elements; send a `Vec`".to_owned()
+        }
+        _ => format!(
+            "derive {what} if the type is yours; if it is another crate's, enable that crate's \
+             serde feature (for `Arc` and `Rc`: serde's `rc`), or send a type of your own instead"
+        ),
+    };
+    let text = format!("`{}` {verb}: it {lacks}; {advice}", name(ty));
     // The text is a format string.
-    let name = name.replace('{', "{{").replace('}', "}}");
-    format!(
-        "`{name}` {verb}: it {lacks}; derive {what} if the type is yours; if it is \
-         another crate's, switch on that crate's feature for serde (for `Arc` and `Rc`: serde's \
-         `rc`), or send a type of your own in its place"
-    )
+    text.replace('{', "{{").replace('}', "}}")
 }
 
-/// The types that a type is written with, innermost first.
+/// The types inside a type as written, innermost first.
 fn parts(ty: &Type) -> Vec<&Type> {
     let mut found = Vec::new();
     match bare(ty) {
@@ -229,8 +234,11 @@ fn parts(ty: &Type) -> Vec<&Type> {
             for segment in &path.path.segments {
                 let PathArguments::AngleBracketed(arguments) = &segment.arguments else { continue };
                 for argument in &arguments.args {
-                    if let GenericArgument::Type(inner) = argument {
-                        collect(inner, &mut found);
+                    match argument {
+                        GenericArgument::Type(inner) if !may_be_constant(inner) => {
+                            collect(inner, &mut found);
+                        }
+                        _ => {}
                     }
                 }
             }
@@ -242,15 +250,31 @@ fn parts(ty: &Type) -> Vec<&Type> {
     found
 }
 
+/// Whether a type argument may be the name of a constant, which looks like a type until names are
+/// resolved: a single name that is not in the case of types. A type of such a name (`URL`) is
+/// checked as part of the enclosing type.
+fn may_be_constant(ty: &Type) -> bool {
+    const PRIMITIVES: [&str; 17] = [
+        "bool", "char", "f32", "f64", "i8", "i16", "i32", "i64", "i128", "isize", "str", "u8",
+        "u16", "u32", "u64", "u128", "usize",
+    ];
+    let Type::Path(path) = bare(ty) else { return false };
+    let Some(name) = path.path.get_ident().filter(|_| path.qself.is_none()) else { return false };
+    let name = name.unraw().to_string();
+    let is_camel_case =
+        name.starts_with(char::is_uppercase) && name.contains(|c: char| c.is_lowercase());
+    !is_camel_case && !PRIMITIVES.contains(&name.as_str())
+}
+
 fn collect<'a>(ty: &'a Type, found: &mut Vec<&'a Type>) {
     found.extend(parts(ty));
-    // An unsized type is decoded by the type that holds it.
-    if matches!(bare(ty), Type::Path(_)) && !is_ident(ty, "str") {
+    // An unsized type is decoded by the type that contains it.
+    if matches!(bare(ty), Type::Path(_) | Type::Array(_)) && !is_ident(ty, "str") {
         found.push(ty);
     }
 }
 
-/// A type as it is written, with blanks where people write them.
+/// A type as written, with conventional spacing.
 fn name(ty: &Type) -> String {
     let tokens: String = ty.to_token_stream().to_string().split_whitespace().collect();
     tokens.replace(',', ", ").replace(';', "; ").replace("&'_", "&'_ ")
@@ -264,8 +288,15 @@ mod tests {
     fn the_innermost_part_is_asked_first() {
         let ty: Type = syn::parse_quote!(HashMap<String, Vec<(Handle, [Other; 3])>>);
         let found: Vec<String> = parts(&ty).into_iter().map(name).collect();
-        assert_eq!(found, ["String", "Handle", "Other", "Vec<(Handle, [Other; 3])>"]);
+        assert_eq!(found, ["String", "Handle", "Other", "[Other; 3]", "Vec<(Handle, [Other; 3])>"]);
         let ty: Type = syn::parse_quote!(Arc<str>);
         assert!(parts(&ty).is_empty());
+    }
+
+    #[test]
+    fn a_part_may_be_a_constant() {
+        let ty: Type = syn::parse_quote!(Option<Grid<Cell, WIDTH, { HEIGHT }, 4, N>>);
+        let found: Vec<String> = parts(&ty).into_iter().map(name).collect();
+        assert_eq!(found, ["Cell", "Grid<Cell, WIDTH, {HEIGHT}, 4, N>"]);
     }
 }

@@ -1,23 +1,27 @@
-//! Writes the clients: their constructors, and one method for each of the service's.
+//! Writes the clients: their constructors, and one method for each method of the service.
 
 use proc_macro2::{Ident, TokenStream};
 
 use super::call::{client_result, has_docs, parameters, put_arguments};
-use super::{method_static, probes, quote, streams};
-use crate::model::{Method, Service};
+use super::{method_static, probes, quote, streams, visibility};
+use crate::method::Method;
+use crate::model::Service;
+use crate::types;
 
-/// The methods of a client. `note` is the line of documentation.
+/// The methods of a client. `note` is the line added to their documentation.
 ///
-/// They are compiled where they are called, so that a crate of many services pays for none that it only offers.
+/// They are compiled where they are called, so that a crate with many services does not pay for the
+/// unused ones.
 fn client_methods<'a>(
     service: &'a Service,
     note: &'a str,
     is_blocking: bool,
 ) -> impl Iterator<Item = TokenStream> + 'a {
-    let Service { krate, visibility, .. } = service;
-    let probes = probes(krate);
+    let krate = &service.krate;
+    let (probes, visibility) = (probes(krate), visibility(service));
     service.methods.iter().enumerate().map(move |(at, method)| {
-        let Method { client_attributes, ident, wire_name, .. } = method;
+        let Method { client_attributes, wire_name, .. } = method;
+        let ident = types::of_the_macro(&method.ident);
         if method.has_stream() {
             return streams::client_method(service, at, method, note, is_blocking);
         }
@@ -44,8 +48,9 @@ fn client_methods<'a>(
     })
 }
 
-pub(super) fn client(service: &Service, client: &Ident) -> TokenStream {
-    let Service { krate, visibility, .. } = service;
+pub(super) fn client(service: &Service) -> TokenStream {
+    let Service { krate, names, .. } = service;
+    let (client, visibility) = (&names.client, visibility(service));
     let methods = client_methods(service, "Calls", false);
     let connect = quote! {
         /// Connects to a server: `auto://host:port`, `rdma://`, `tcp://`, `shm://` or `mem://`.
@@ -74,9 +79,11 @@ pub(super) fn client(service: &Service, client: &Ident) -> TokenStream {
     }
 }
 
-pub(super) fn blocking(service: &Service, blocking: &Ident) -> TokenStream {
-    let Service { krate, visibility, .. } = service;
-    let methods = client_methods(service, "Waits for the reply of", true);
+pub(super) fn blocking(service: &Service) -> TokenStream {
+    let Service { krate, names, .. } = service;
+    let Some(blocking) = &names.blocking else { return TokenStream::new() };
+    let visibility = visibility(service);
+    let methods = client_methods(service, "Calls and blocks on", true);
     let connect = quote! {
         /// Starts a thread that drives the connection, and connects to a server:
         /// `auto://host:port`, `rdma://`, `tcp://`, `shm://` or `mem://`.
@@ -108,18 +115,18 @@ pub(super) fn blocking(service: &Service, blocking: &Ident) -> TokenStream {
     }
 }
 
-/// What both clients have.
+/// The parts common to both clients.
 fn common(service: &Service, client: &Ident, channel: &TokenStream) -> TokenStream {
-    let Service { krate, visibility, .. } = service;
-    let name = client.to_string();
+    let krate = &service.krate;
+    let (name, visibility) = (client.to_string(), visibility(service));
     let new = quote! {
-        /// Calls through a channel that is there already.
+        /// Creates a client that calls through an existing channel.
         #visibility fn new(channel: #channel) -> Self {
             Self { channel }
         }
     };
     let accessor = quote! {
-        /// The channel that calls go through.
+        /// The channel of the client.
         #visibility fn channel(&self) -> &#channel {
             &self.channel
         }

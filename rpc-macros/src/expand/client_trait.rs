@@ -1,33 +1,35 @@
 //! Writes the trait over a client (`client_trait = Name`), which fakes and wrappers implement too.
 //!
-//! Owns its methods' signatures: they say what the client's calls give once they are awaited.
+//! Owns the signatures of its methods, which return the output of the client's calls.
 
-use proc_macro2::{Ident, TokenStream};
+use proc_macro2::TokenStream;
 
 use super::call::{client_result, parameters};
-use super::{allowed, quote, streams};
-use crate::model::{Method, Returns, Service};
+use super::{quote, streams, visibility};
+use crate::method::{Method, Returns};
+use crate::model::{Names, Service};
+use crate::types;
 
-/// The trait itself, which the user's code sees.
-pub(super) fn definition(service: &Service, client: &Ident) -> TokenStream {
-    let Service { krate, cfgs, visibility, client_trait, methods, .. } = service;
+/// The trait itself, visible to user code.
+pub(super) fn definition(service: &Service) -> TokenStream {
+    let Service { krate, cfgs, allowed, methods, .. } = service;
+    let Names { client, client_trait, .. } = &service.names;
     let Some(name) = client_trait else { return TokenStream::new() };
+    let visibility = visibility(service);
     let doc = format!(
-        "What [`{client}`] can do, as a trait: for code that takes the real client, a wrapper around it \
-         or a fake.\n\n\
-         A call here is a future alone: deadlines and metadata are set on [`{client}`]'s own methods, or \
-         by its channel. Dropping the future cancels the call."
+        "The methods of [`{client}`] as a trait: for code that takes the real client, a wrapper \
+         around it or a fake.\n\nA call here is just a future: deadlines and metadata are set on \
+         [`{client}`]'s own methods, or by its channel. Dropping the future cancels the call."
     );
     let methods = methods.iter().map(|method| {
         let Method { client_attributes, .. } = method;
         let signature = signature(krate, method);
         quote! { #(#client_attributes)* #signature; }
     });
-    let allowed = allowed();
     quote! {
         #(#cfgs)*
+        #(#allowed)*
         #[doc = #doc]
-        #allowed
         #visibility trait #name: #krate::__private::Send + #krate::__private::Sync {
             #(#methods)*
         }
@@ -35,12 +37,14 @@ pub(super) fn definition(service: &Service, client: &Ident) -> TokenStream {
 }
 
 /// Its implementations for the client, and for references and `Arc`s of any implementation.
-pub(super) fn implementations(service: &Service, client: &Ident) -> TokenStream {
-    let Service { krate, client_trait, methods, .. } = service;
+pub(super) fn implementations(service: &Service) -> TokenStream {
+    let Service { krate, methods, .. } = service;
+    let Names { client, client_trait, .. } = &service.names;
     let Some(name) = client_trait else { return TokenStream::new() };
     let forwarded = |target: TokenStream, this: TokenStream| {
         let methods = methods.iter().map(move |method| {
-            let Method { cfgs, ident, .. } = method;
+            let cfgs = &method.cfgs;
+            let ident = types::of_the_macro(&method.ident);
             let signature = signature(krate, method);
             let arguments = method.arguments.iter().map(|argument| &argument.ident);
             let arguments = arguments.chain(method.upload.iter().map(|upload| &upload.ident));
@@ -66,7 +70,7 @@ pub(super) fn implementations(service: &Service, client: &Ident) -> TokenStream 
 }
 
 fn signature(krate: &syn::Path, method: &Method) -> TokenStream {
-    let Method { ident, .. } = method;
+    let ident = types::of_the_macro(&method.ident);
     let parameters = parameters(method);
     let source = method.upload.iter().map(|upload| {
         let (name, item) = (&upload.ident, &upload.item);

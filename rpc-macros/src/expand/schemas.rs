@@ -1,15 +1,16 @@
-//! Writes what shows the contents of a method's types: a function that hands each of them to a tracer.
+//! Writes the description of a method's types: a function that passes each of them to a tracer,
+//! with its decoder and its encoder.
 
 use proc_macro2::{Ident, TokenStream};
 use quote::{format_ident, quote_spanned};
 use syn::{Path, Type};
 
 use super::{alias_parts, method_static, probes, quote};
-use crate::model::{Method, Returns};
+use crate::method::{Method, Returns};
 use crate::streams::Download;
 use crate::types::{self, located, span_of};
 
-/// The function of the method at that position.
+/// The function for the method at that position.
 pub(super) fn function(at: usize) -> Ident {
     let method = method_static(at);
     format_ident!("__trace_{}", method, span = method.span())
@@ -20,13 +21,16 @@ pub(super) fn schema(krate: &Path, at: usize, method: &Method) -> TokenStream {
     let cfgs = &method.cfgs;
     let probes = probes(krate);
     let seed = |ty: &Type, how: &str| {
-        let shape = match how {
-            "take_error_shape" => types::shape_of_error(ty, how, krate),
-            _ => types::shape(ty, how, krate),
+        let (shape, put) = match how {
+            "take_error_shape" => (
+                types::shape_of_error(ty, how, krate),
+                types::shape_of_error(ty, "put_error_shape", krate),
+            ),
+            _ => (types::shape(ty, how, krate), types::shape(ty, "put_shape", krate)),
         };
         let span = span_of(ty);
         let krate = located(krate, span);
-        quote_spanned!(span=> #krate::__private::seed::<#ty, _>(#shape))
+        quote_spanned!(span=> #krate::__private::seed::<#ty, _>(#shape), #put)
     };
     let arguments = method.arguments.iter().map(|argument| {
         let seed = seed(&argument.decoded.ty, "take_shape");

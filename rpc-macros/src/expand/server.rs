@@ -7,14 +7,15 @@ use proc_macro2::{Ident, Span, TokenStream};
 use quote::{format_ident, quote_spanned};
 use syn::Type;
 
-use super::{alias_parts, method_static, method_variant, probes, quote, streams};
-use crate::model::{Method, Returns, Service};
+use super::{alias_parts, method_static, method_variant, probes, quote, streams, visibility};
+use crate::method::{Method, Returns};
+use crate::model::Service;
 use crate::types::{self, located, span_of};
 
-pub(super) fn server(service: &Service, server: &Ident) -> TokenStream {
-    let Service { krate, visibility, ident, methods, .. } = service;
+pub(super) fn server(service: &Service) -> TokenStream {
+    let Service { krate, names, ident, methods, .. } = service;
+    let (server, visibility, probes) = (&names.server, visibility(service), probes(krate));
     let name = server.to_string();
-    let probes = probes(krate);
     let arms = methods.iter().enumerate().map(|(at, method)| {
         let cfgs = &method.cfgs;
         let variant = method_variant(at);
@@ -31,7 +32,7 @@ pub(super) fn server(service: &Service, server: &Ident) -> TokenStream {
                 Self { service: #krate::__private::Arc::new(service) }
             }
 
-            /// Serves a service that is in an `Arc`, because others use it too.
+            /// Serves a service in an `Arc`, which other code uses too.
             #visibility fn from_arc(service: #krate::__private::Arc<__Service>) -> Self {
                 Self { service }
             }
@@ -90,7 +91,7 @@ fn dispatch_arm(service: &Service, at: usize, method: &Method) -> TokenStream {
     let passed = method.arguments.iter().zip(&locals).map(|(argument, local)| {
         if argument.decoded.lent { quote!(&#local) } else { quote!(#local) }
     });
-    let name = &method.ident;
+    let name = types::of_the_macro(&method.ident);
     let rows = method.upload.as_ref().map(|upload| streams::receiver(krate, &descriptor, upload));
     let called = quote!(<__Service as #the_trait>::#name(&*service, #(#passed,)* #rows));
     let reply = match &method.returns {

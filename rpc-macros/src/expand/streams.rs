@@ -1,4 +1,4 @@
-//! Writes what methods with streams have in place of the others' code.
+//! Writes the code of methods with streams.
 //!
 //! Owns the pump of a server's stream, the receiver of a stream of arguments, and the clients'
 //! methods.
@@ -7,8 +7,9 @@ use proc_macro2::{Ident, TokenStream};
 use quote::{ToTokens, quote_spanned};
 use syn::{Path, Type, TypeParamBound};
 
-use super::{call, method_static, probes, quote};
-use crate::model::{Method, Returns, Service};
+use super::{call, method_static, probes, quote, visibility};
+use crate::method::{Method, Returns};
+use crate::model::Service;
 use crate::streams::{Download, ErrorType, Upload, with_send};
 use crate::types::{self, located, span_of};
 
@@ -17,7 +18,7 @@ pub(super) fn is_returned_at_once(method: &Method) -> bool {
     matches!(&method.returns, Returns::Stream(download) if !download.is_async)
 }
 
-/// What the method of the trait returns (in its future, if it has one): as written, and `Send`.
+/// The return type of the trait's method (in its future, if it has one): as written, plus `Send`.
 pub(super) fn output(krate: &Path, download: &Download, written: &Type) -> TokenStream {
     let span = span_of(written);
     let there = located(krate, span);
@@ -46,7 +47,7 @@ fn decoder(krate: &Path, item: &Type) -> TokenStream {
     quote_spanned!(span=> #there::__private::item_decoder::<#item, _>(#shape))
 }
 
-/// The stream of arguments, as the server's method gets it.
+/// The stream of arguments, as passed to the server's method.
 pub(super) fn receiver(krate: &Path, descriptor: &Ident, upload: &Upload) -> TokenStream {
     let decoder = decoder(krate, &upload.item);
     quote!(port.receive(&#descriptor, #decoder),)
@@ -62,7 +63,7 @@ pub(super) fn pump(
     let Download { is_async, refusal, item, error, end, .. } = download;
     let encoder = encoder(krate, item);
     let wait = is_async.then(|| quote!(.await));
-    // The arms for an error that the method gives; `wrap` is what is around it.
+    // The match arms for an error of the method; `wrap` is the pattern around it.
     let failed = |error: &ErrorType, wrap: &dyn Fn(TokenStream) -> TokenStream| {
         let ErrorType { ty, or_status, .. } = error;
         let shape = types::shape_of_error(ty, "put_error_shape", krate);
@@ -152,7 +153,7 @@ pub(super) fn pump(
     }
 }
 
-/// An error type of a stream, as the client sees it, and the decoder of a reply that has a value of
+/// The error type of a stream, as the client sees it, and the decoder of a reply with a value of
 /// type `ok` or this error.
 fn ending(krate: &Path, ok: &Type, error: &Option<ErrorType>) -> (TokenStream, TokenStream) {
     let error = error.as_ref().map(|error| &error.ty);
@@ -179,9 +180,10 @@ pub(super) fn client_method(
     note: &str,
     is_blocking: bool,
 ) -> TokenStream {
-    let Service { krate, visibility, .. } = service;
-    let Method { client_attributes, ident, wire_name, .. } = method;
-    let probes = probes(krate);
+    let krate = &service.krate;
+    let Method { client_attributes, wire_name, .. } = method;
+    let ident = types::of_the_macro(&method.ident);
+    let (probes, visibility) = (probes(krate), visibility(service));
     let descriptor = method_static(at);
     let parameters = call::parameters(method);
     let arguments = call::put_arguments(krate, &method.arguments);
@@ -203,7 +205,7 @@ pub(super) fn client_method(
             let (output, decode) = call::client_result(krate, returns);
             let returned = match is_blocking {
                 true => output,
-                false => quote!(#krate::UploadCall<'_, #output, #ty>),
+                false => quote!(#krate::client::UploadCall<'_, #output, #ty>),
             };
             (returned, quote!(call_upload(&#descriptor, #arguments, #value, #decode)))
         }
@@ -227,13 +229,13 @@ struct Source {
     generics: TokenStream,
     parameter: TokenStream,
     bounds: TokenStream,
-    /// What sends the items.
+    /// The source of the items.
     ty: TokenStream,
     value: TokenStream,
 }
 
 impl Default for Source {
-    /// The method sends none.
+    /// The method sends no items.
     fn default() -> Self {
         let nothing = TokenStream::new;
         let (generics, parameter, bounds, ty) = (nothing(), nothing(), nothing(), nothing());
@@ -277,7 +279,7 @@ fn decoders(krate: &Path, download: &Download) -> TokenStream {
     quote!(#krate::__private::StreamDecoders::new(#item, #end, #refusal))
 }
 
-/// What a call of a method with a stream of results gives, in the trait over the client.
+/// The return type of a method with a stream of results, in the trait over the client.
 pub(super) fn client_output(krate: &Path, download: &Download) -> TokenStream {
     let Download { refusal, item, error, end, .. } = download;
     let unit: Type = syn::parse_quote!(());
@@ -300,7 +302,7 @@ pub(super) fn client_output(krate: &Path, download: &Download) -> TokenStream {
     )
 }
 
-/// The type that a call of a method with a stream of results has.
+/// The type of a call of a method with a stream of results.
 fn stream_call(
     krate: &Path,
     download: &Download,
@@ -319,7 +321,7 @@ fn stream_call(
     };
     match is_blocking {
         false => quote!(
-            #krate::StreamCall<'_, #item, #end, #error, #refusal, #upload>
+            #krate::client::StreamCall<'_, #item, #end, #error, #refusal, #upload>
         ),
         true => quote!(
             #krate::__private::Result<
