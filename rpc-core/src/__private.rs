@@ -25,15 +25,16 @@ pub use std::vec::Vec;
 
 use std::mem::ManuallyDrop;
 
-use parking_lot::Mutex;
+use rpc_transport::lock::Mutex;
 use rpc_transport::memory::budget::{BudgetExhausted, Reservation};
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::payload::Payload;
 use rpc_transport::message::payload_stream::PayloadStream;
+use rpc_transport::message::read_error::ReadError;
 use rpc_transport::message::received::Message;
 use rpc_transport::message::reply_slot::PeerSlot;
-use serde::Serialize;
 use serde::de::DeserializeSeed;
+use serde::{Serialize, Serializer};
 
 pub use crate::client::Channel;
 pub use crate::client::blocking::BlockingChannel;
@@ -43,8 +44,8 @@ pub use crate::codec::CodecError;
 pub use crate::codec::blob::{Blob, OwnedBlob, PutBlob, TakeBlob, TakeOwnedBlob};
 pub use crate::codec::probe::{Lacking, Probe, ProbeMissing, ProbePut, ProbeTake, ProbeTakeOwned};
 pub use crate::codec::shape::{Missing, Plain, PutShape, Seeds, StatusShape, TakeShape, put, seed};
+pub use crate::schema::{Tracer, Writes};
 pub use crate::service::handler::Handler;
-pub use crate::service::schema::Tracer;
 pub use crate::service::{
     Dispatch, MethodDescriptor, Reply, ReplyKind, ReplyParts, Request, ServiceDescriptor,
     assert_distinct_ids,
@@ -52,30 +53,31 @@ pub use crate::service::{
 pub use crate::status::{CallError, Status};
 pub use crate::stream::item::item_decoder;
 pub use crate::stream::pump::Port;
-pub use rpc_transport::connect::error::ConnectError;
+pub use rpc_transport::device::connection_error::ConnectError;
 
 use crate::bulk::{Bulk, BulkMut};
 use crate::codec::{Codec, Placement, Pool, Scratch, Tail};
 use crate::context::{Context, copy_to_own_pool};
-use crate::endpoint::room::UNCOUNTED_BYTES;
-use crate::service::coding::{undecodable, undecodable_reply};
+use crate::endpoint::send_quota::UNCOUNTED_BYTES;
+use crate::reply::coding::{undecodable, undecodable_reply};
 use crate::session::RAISE;
+use crate::status::Code;
 
 /// A type that is a [`Result`], behind an alias.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no alias of a `Result`",
-    label = "marked #[rpc(result)], and is none",
-    note = "remove #[rpc(result)]: the method's result is this type itself"
+    message = "`{Self}` is not an alias of `Result`",
+    label = "marked #[rpc(result)], but is not a `Result`",
+    note = "remove #[rpc(result)]: this type is the method's result"
 )]
 pub trait IsResult {
-    /// What it holds on success.
+    /// The success type.
     type Ok;
-    /// What it holds on failure.
+    /// The error type.
     type Err;
-    /// Looks behind the alias.
+    /// Resolves the alias.
     ///
     /// # Errors
-    /// The method's own.
+    /// The method's own error.
     fn into_result(self) -> Result<Self::Ok, Self::Err>;
 }
 
@@ -89,9 +91,9 @@ impl<T, E> IsResult for Result<T, E> {
     }
 }
 
-/// How a method's own error becomes a reply.
+/// Converts a method's own error to a reply.
 pub trait PutError<E>: Copy {
-    /// Makes the reply.
+    /// Creates the reply.
     fn reply(self, incoming: &Incoming, method: &'static MethodDescriptor, error: &E) -> Reply;
 }
 
@@ -112,6 +114,13 @@ impl<E> PutError<E> for Missing {
     fn reply(self, _: &Incoming, method: &'static MethodDescriptor, _: &E) -> Reply {
         let text = format!("the error type of {} cannot be sent", method.name);
         Reply::Status(Status::internal(text))
+    }
+}
+
+/// The encoding is checked in the same shape as it is written to a message.
+impl<T, H: PutShape<T>> Writes<T> for H {
+    fn write<S: Serializer>(self, value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+        self.put(value, serializer)
     }
 }
 
@@ -139,7 +148,7 @@ fn drop_extras(extras: Option<Box<Extras>>) {
     drop(extras);
 }
 
-/// What few requests have.
+/// The parts that few requests have.
 #[derive(Debug)]
 struct Extras {
     parts: Mutex<Parts>,
@@ -174,7 +183,7 @@ fn extras(message: &mut Message) -> Option<Box<Extras>> {
 #[must_use]
 pub fn split(request: Request) -> (Context, Incoming) {
     let Request { mut message, codec, context, streams } = request;
-    // They are taken before. The check spares the call of a drop.
+    // They have been taken before. The check saves the call of a drop.
     if streams.is_some() {
         drop(streams);
     } else {
@@ -212,7 +221,7 @@ impl Incoming {
     /// Decodes the arguments, which may borrow from this.
     ///
     /// # Errors
-    /// The reply that says what is wrong with them.
+    /// The reply that reports the failure.
     #[inline]
     pub fn arguments<'de, S: DeserializeSeed<'de> + Clone>(
         &'de self,
@@ -227,7 +236,7 @@ impl Incoming {
         decoded.map_err(|error| undecodable_arguments(method, error))
     }
 
-    /// Encodes what a method without an error type returned.
+    /// Encodes the result of a method without an error type.
     #[inline]
     pub fn reply(&self, method: &'static MethodDescriptor, value: &impl Serialize) -> Reply {
         self.encode(method, ReplyKind::Ok, value)
@@ -275,7 +284,7 @@ impl Incoming {
         let min_part_bytes = self.min_part_bytes;
         let placement = Placement { min_part_bytes, pool: Pool::Ask(copy_to_own_pool) };
         let mut body = OutBuf::new();
-        if let Err(error) = self.codec.encode_body(value, &mut body, placement) {
+        if let Err(error) = self.codec.encode_body(value, &mut body, placement, method) {
             return unencodable_result(method, error);
         }
         if (body.len() as u64 > UNCOUNTED_BYTES || body.tail_len() != 0)
@@ -294,10 +303,7 @@ impl Incoming {
 fn undecodable_arguments(method: &'static MethodDescriptor, error: CodecError) -> Reply {
     let what = error.describe(method.arguments);
     let text = undecodable("the arguments", method, &what, error.kind());
-    Reply::Status(match error.kind().is_limit() {
-        true => Status::resource_exhausted(text),
-        false => Status::invalid_argument(text),
-    })
+    Reply::Status(Status::new(error.kind().code_or(Code::InvalidArgument), text))
 }
 
 /// Not marked as retryable: the handler has run.
@@ -312,7 +318,8 @@ fn no_memory(method: &'static MethodDescriptor, bytes: u64, reason: &BudgetExhau
 #[cold]
 fn unencodable_result(method: &'static MethodDescriptor, error: CodecError) -> Reply {
     tracing::error!(method = method.name, %error, "cannot encode a result");
-    Reply::Status(Status::internal(format!("cannot encode the result of {}: {error}", method.name)))
+    let text = format!("cannot encode the result of {}: {error}", method.name);
+    Reply::Status(Status::new(error.kind().code_or(Code::Internal), text))
 }
 
 /// The decoder of a method's reply, for a result of shape `shape`.
@@ -324,7 +331,7 @@ where
     decode_plain::<T, H>
 }
 
-/// The same for a method with its own error type.
+/// The decoder of a reply for a method with its own error type.
 #[inline]
 pub fn result<T, E, H, F>(_shape: H, _error: F) -> fn(ReplyParts) -> Result<T, CallError<E>>
 where
@@ -337,7 +344,7 @@ where
 /// Decodes the reply of a method without an error type.
 ///
 /// # Errors
-/// The status that the call ended with.
+/// The status of the failed call.
 pub fn decode_plain<T, H>(parts: ReplyParts) -> Result<T, Status>
 where
     H: for<'de> TakeShape<'de, T> + Default,
@@ -353,7 +360,7 @@ where
 /// Decodes the reply of a method with its own error type.
 ///
 /// # Errors
-/// That error, or the status that the call ended with.
+/// The method's own error, or the status of the failed call.
 pub fn decode_result<T, E, H, F>(parts: ReplyParts) -> Result<T, CallError<E>>
 where
     H: for<'de> TakeShape<'de, T> + Default,
@@ -384,9 +391,9 @@ where
     H: for<'de> TakeShape<'de, T>,
 {
     let tail = if into.is_some() || !message.is_plain() {
-        take_tail(&mut message, into)
+        take_tail(&mut message, into)?
     } else {
-        // `None` in this branch; `forget` spares the drop glue.
+        // `None` in this branch; `forget` avoids the drop glue.
         std::mem::forget(into);
         None
     };
@@ -401,32 +408,36 @@ where
 }
 
 #[cold]
-fn take_tail<'de>(message: &mut Message, into: Option<Box<BulkMut>>) -> Option<Tail<'de>> {
-    // Metadata that nobody has asked for.
+fn take_tail<'de>(
+    message: &mut Message,
+    into: Option<Box<BulkMut>>,
+) -> Result<Option<Tail<'de>>, ReadError> {
+    // Unwanted metadata.
     message.skip_marked();
-    match message.take_tail() {
-        Some(tail) => Some(Tail::Given(landed(tail, into))),
+    Ok(match message.take_tail() {
+        Some(tail) => Some(Tail::Given(landed(tail, into)?)),
         None => message.take_stream().map(Tail::Arriving),
-    }
+    })
 }
 
 /// The tail, copied into the caller's buffer if there is one that is large enough.
 #[cold]
-fn landed(tail: Payload, into: Option<Box<BulkMut>>) -> Bulk {
-    match (into, usize::try_from(tail.len())) {
+fn landed(tail: Payload, into: Option<Box<BulkMut>>) -> Result<Bulk, ReadError> {
+    Ok(match (into, usize::try_from(tail.len())) {
         (Some(mut buffer), Ok(len)) if len <= buffer.capacity() => {
             buffer.resize(len);
-            tail.copy_to(0, &mut buffer);
+            tail.copy_to(0, &mut buffer)?;
             buffer.freeze()
         }
         _ => Bulk::from(tail),
-    }
+    })
 }
 
 #[cold]
 fn unexpected_user_error(method: &'static MethodDescriptor) -> Status {
     Status::internal(format!(
-        "{} answered with an error of its own, which the method has not here",
+        "{}: the server returned the method's own error type, but the method has none here; build \
+         both ends from the same version of the trait",
         method.name
     ))
 }

@@ -1,7 +1,14 @@
-//! RPC over RDMA: annotate a trait, call it from another process.
+//! Asynchronous RPC over RDMA, shared memory and TCP: annotate a trait, call it from another
+//! process.
+//!
+//! The entry points of this crate are the attribute [`macro@service`], which generates a server and
+//! clients from a trait, [`Server::builder`], which serves them, and [`Channel`], which connects
+//! the clients. Handlers read a call's deadline, metadata and peer from [`Context`]. A call returns
+//! a result or a [`Status`].
 //!
 //! ```
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use rpc_core::Server;
 //!
 //! #[rpc_core::service]
@@ -16,45 +23,67 @@
 //!     }
 //! }
 //!
-//! let server = Server::builder().add_service(GreeterServer::new(Polite)).bind("mem://docs").await?;
+//! let server = Server::builder().add_service(GreeterServer::new(Polite));
+//! let server = server.bind("mem://docs").await?;
 //! tokio::spawn(server.serve());
 //! let greeter = GreeterClient::connect("mem://docs").await?;
 //! assert_eq!(greeter.greet("Ada").await?, "Good day, Ada");
 //! # Ok(()) }
 //! ```
 //!
+//! # About RDMA
+//!
+//! RDMA (remote direct memory access) is a feature of network cards for InfiniBand, RoCE and iWARP.
+//! A program hands send and receive buffers to the card, and the card moves the data without the
+//! kernel of either machine. With one-sided operations, a card even writes into the memory of the
+//! other machine without involving its CPU. Both save system calls and copies, so that calls
+//! between machines take microseconds.
+//!
+//! Programs use such cards through an interface called *verbs*, which is behind the feature `verbs`
+//! of this crate. You do not need a card or the feature. Without them, the same engine runs on a
+//! software device that implements these operations over shared memory, TCP, or inside one process.
+//!
 //! # Addresses
 //!
-//! `auto://host:port` (the best transport to that host), `shm://name`, `shm:///path`,
-//! `tcp://host:port`, `rdma://host:port` (feature `verbs`), `mem://name` (this process). A program
-//! works the same on all of them; [`Channel::path`] says which one `auto://` chose, and why.
+//! The scheme of an address selects the transport; a program works the same with each.
 //!
-//! # What the macro makes
+//! | address | transport |
+//! |---|---|
+//! | `auto://host:port` | the best one to that host; [`Channel::path`] says which, and why |
+//! | `shm://name`, `shm:///path` | shared memory between processes of one user |
+//! | `tcp://host:port` | TCP |
+//! | `rdma://host:port` | an RDMA device (feature `verbs`) |
+//! | `mem://name` | inside this process |
 //!
-//! From a trait `Greeter`, [`macro@service`] makes `GreeterServer` (`new`, `from_arc`),
-//! `GreeterClient` (`connect`, `new` and `From<Channel>`, `channel`, and the methods) and
-//! `GreeterBlockingClient` for programs without a runtime. A method's call is a future with a
-//! builder: [`Call::timeout`], [`Call::metadata`], [`Call::into`], [`Call::start`].
+//! # Generated types
+//!
+//! From a trait `Greeter`, [`macro@service`] generates `GreeterServer` (`new`, `from_arc`),
+//! `GreeterClient` (`connect`, `new` and `From<Channel>`, `channel`, and the methods of the trait),
+//! and `GreeterBlockingClient` for programs without an async runtime. A method of the client
+//! returns a [`Call`]: a future with options such as [`Call::timeout`], [`Call::metadata`],
+//! [`Call::into`] and [`Call::start`].
 //!
 //! # Errors
 //!
-//! A method `-> T` gives its caller `Result<T, Status>`; `-> Result<T, E>` gives
-//! `Result<T, CallError<E>>`, which is the user's own error or a [`Status`]. A status has one of
-//! gRPC's codes, a text that says what to do, and says whether the call may be tried again
-//! ([`Status::is_retryable`]). A method `-> Result<T, CallError<E>>` may end with either, so that `?`
-//! works through whole chains of services: see [`CallError`]. A handler that panics answers
-//! `Internal`, and the connection lives.
+//! A method `-> T` gives its caller `Result<T, Status>`. A method `-> Result<T, E>` gives
+//! `Result<T, CallError<E>>`, which is either the method's own error or a [`Status`]. A status has
+//! one of gRPC's codes, a text that says what to do, and says whether the call may be retried
+//! ([`Status::is_retryable`]). A handler of a method `-> Result<T, CallError<E>>` may return either
+//! kind of error, so that `?` works through whole chains of services; see [`CallError`]. If a
+//! handler panics, the caller gets `Internal`, and the connection stays open.
 //!
 //! # Deadlines and cancellation
 //!
-//! A deadline travels as the time that remains, is enforced at both ends, and calls made inside a
-//! handler inherit it. Dropping a call cancels its handler; what the handler holds is dropped.
+//! A deadline travels as the remaining time. Both ends enforce it, and calls made inside a handler
+//! inherit it. Dropping a call cancels its handler, which is dropped with everything it holds.
 //!
 //! ```
 //! # #[rpc_core::service] pub trait Slow { async fn never(&self); }
 //! # struct S; impl Slow for S { async fn never(&self) { std::future::pending().await } }
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let server = rpc_core::Server::builder().add_service(SlowServer::new(S)).bind("mem://deadlines").await?;
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let server = rpc_core::Server::builder().add_service(SlowServer::new(S));
+//! # let server = server.bind("mem://deadlines").await?;
 //! # tokio::spawn(server.serve());
 //! # let slow = SlowClient::connect("mem://deadlines").await?;
 //! use rpc_core::Code;
@@ -67,81 +96,50 @@
 //!
 //! # Streams
 //!
-//! A method `-> impl Stream<Item = T>` streams its results, an argument `Streaming<T>` is a stream of
-//! the caller's, and a method may have both. A reader that stops holds up its sender and nobody
-//! else. The module `stream` teaches the shapes, the ends and the options.
+//! A method `-> impl Stream<Item = T>` streams its results. An argument `Streaming<T>` is a stream
+//! from the caller. A method may have both. Streams have back-pressure: a slow reader only blocks
+//! its own sender. The module [`stream`] describes the shapes, the ends and the options.
 //!
-//! # Outages
+//! # Reconnecting and retries
 //!
-//! A [`Channel`] outlives its connections. A call of which nothing was sent goes again by itself; one
-//! that may have begun only where its method is marked `#[rpc(idempotent)]`. The builder of a channel
-//! has the choices: lazy or eager, wait for the server or fail fast, retries, several servers.
+//! A [`Channel`] outlives its connections. Unsent calls are retried automatically. Calls that may
+//! have reached the server are retried only if the method is marked `#[rpc(idempotent)]`; all other
+//! methods run at most once. [`ChannelBuilder`] has the options: lazy or eager connections, wait
+//! for the server or fail fast, retries, and several servers.
 //!
 //! # Large payloads
 //!
-//! Byte strings of 8 KiB and more ([`Bulk`], [`bytes::Bytes`], `Vec<u8>`, `&[u8]`) are sent beside
-//! the message, by RDMA WRITE into memory that the receiver has announced. [`BulkReader`] reads a
-//! payload of any length while it arrives. [`BulkPool`] gives memory that is sent without a copy.
+//! Byte strings of 8 KiB and more ([`Bulk`], [`bytes::Bytes`], `Vec<u8>`, `&[u8]`) are not copied
+//! into the message, but transferred by RDMA WRITE into memory that the receiver has advertised.
+//! [`BulkReader`](bulk::BulkReader) reads a payload while it arrives. [`BulkPool`] provides memory
+//! that is sent without a copy.
 //!
-//! # Layers
+//! # Interceptors and middleware
 //!
-//! A server takes anything that implements [`service::Dispatch`], so a layer is a `Dispatch` around
-//! another: it reads the request's [`Context`], and replies itself or calls the inner one. An
-//! example is at [`service::Dispatch`].
+//! The module [`interceptor`] has functions that run before and after each call. Middleware that
+//! awaits something or sees responses is a layer: a server takes anything that implements
+//! [`service::Dispatch`], and a layer is a `Dispatch` that wraps another one.
 //!
 //! # Testing
 //!
-//! [`Channel::to`] connects to a service inside this process, over the same engine; `mem://name` does
-//! so by name. Tokio's paused clock is followed: timeouts take virtual time. To test a handler
-//! without a connection, use [`Context::scope`], which gives it the deadline, metadata and peer of
+//! [`Channel::to`] connects to a service inside this process, over the same engine; `mem://name`
+//! does so by name. Tokio's paused clock is supported, so that timeouts take no real time. To test
+//! a handler without a connection, use [`Context::scope`] with the deadline, metadata and peer of
 //! your choice.
 //!
-//! A fake is one more implementation of the trait. The client before it is the real one, so the code
-//! that is tested meets deadlines, cancellation and errors as they are. Where a fake shall stand in for the
-//! client itself, or a wrapper be generic over clients, `#[service(client_trait = WeatherCalls)]` writes a
-//! trait that the client implements:
+//! A fake is another implementation of the trait. The client in front of it is the real one, so the
+//! code under test meets real deadlines, cancellation and errors:
 //!
 //! ```
-//! # use rpc_core::{Channel, Status};
-//! #[rpc_core::service(client_trait = WeatherCalls)]
-//! pub trait Weather {
-//!     async fn degrees(&self, city: &str) -> f64;
-//! }
-//!
-//! struct Stormy;
-//!
-//! impl WeatherCalls for Stormy {
-//!     async fn degrees(&self, _city: &str) -> Result<f64, Status> {
-//!         Err(Status::unavailable("the mast is down"))
-//!     }
-//! }
-//!
-//! async fn report(weather: &impl WeatherCalls) -> String {
-//!     match weather.degrees("Oslo").await {
-//!         Ok(degrees) => format!("{degrees} degrees"),
-//!         Err(status) => format!("no report: {}", status.message()),
-//!     }
-//! }
-//!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() {
-//! # struct Mild; impl Weather for Mild { async fn degrees(&self, _: &str) -> f64 { 12.0 } }
-//! # let channel = Channel::to(WeatherServer::new(Mild)).await.unwrap();
-//! assert_eq!(report(&Stormy).await, "no report: the mast is down");
-//! assert_eq!(report(&WeatherClient::new(channel)).await, "12 degrees");
-//! # }
-//! ```
-//!
-//! A whole service is faked like this:
-//!
-//! ```
-//! # #[rpc_core::service] pub trait Weather { async fn degrees(&self, city: &str) -> Result<f64, Status>; }
+//! # #[rpc_core::service]
+//! # pub trait Weather { async fn degrees(&self, city: &str) -> Result<f64, Status>; }
 //! use std::collections::VecDeque;
 //! use std::sync::{Arc, Mutex};
 //! use std::time::Duration;
 //!
 //! use rpc_core::{Channel, Code, Status};
 //!
-//! /// Gives the answers that a test has put in, then none at all, and keeps what it was asked.
+//! /// Returns the answers that a test has queued, then never answers, and records each city.
 //! #[derive(Default)]
 //! struct Fake {
 //!     answers: Mutex<VecDeque<Result<f64, Status>>>,
@@ -177,23 +175,58 @@
 //! }
 //! ```
 //!
+//! To replace the client itself, or to write code that is generic over clients,
+//! `#[service(client_trait = WeatherCalls)]` generates a trait that the client implements:
+//!
+//! ```
+//! # use rpc_core::{Channel, Status};
+//! #[rpc_core::service(client_trait = WeatherCalls)]
+//! pub trait Weather {
+//!     async fn degrees(&self, city: &str) -> f64;
+//! }
+//!
+//! struct Stormy;
+//!
+//! impl WeatherCalls for Stormy {
+//!     async fn degrees(&self, _city: &str) -> Result<f64, Status> {
+//!         Err(Status::unavailable("the mast is down"))
+//!     }
+//! }
+//!
+//! async fn report(weather: &impl WeatherCalls) -> String {
+//!     match weather.degrees("Oslo").await {
+//!         Ok(degrees) => format!("{degrees} degrees"),
+//!         Err(status) => format!("no report: {}", status.message()),
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() {
+//! # struct Mild; impl Weather for Mild { async fn degrees(&self, _: &str) -> f64 { 12.0 } }
+//! # let channel = Channel::to(WeatherServer::new(Mild)).await.unwrap();
+//! assert_eq!(report(&Stormy).await, "no report: the mast is down");
+//! assert_eq!(report(&WeatherClient::new(channel)).await, "12 degrees");
+//! # }
+//! ```
+//!
 //! # Features
 //!
-//! | feature | default | what it brings |
+//! | feature | default | content |
 //! |---|---|---|
-//! | `macros` | yes | [`macro@service`], and the services that a server has of its own: [`health`], [`reflect`] |
+//! | `macros` | yes | [`macro@service`], and the built-in services [`health`] and [`reflect`] |
 //! | `bincode` | yes | the default codec |
 //! | `postcard` | yes | a second, more compact codec |
-//! | `metrics` | no | `stats::MetricsPublisher`: the numbers through the facade of the crate `metrics` |
-//! | `verbs` | no | real RDMA devices; needs libibverbs-dev, librdmacm-dev, libclang-dev and pkg-config |
+//! | `metrics` | no | `stats::MetricsPublisher`: statistics through the crate `metrics` |
+//! | `verbs` | no | RDMA devices; needs libibverbs, librdmacm, libclang, pkg-config |
 //!
 //! # Limits
 //!
-//! Linux only. A message has at most 64 MiB unless [`LinkConfig::max_message_bytes`] says
-//! otherwise, and needs room in `assembly_bytes` unless it is read as a [`BulkReader`]. Types must have
-//! the same content at both ends; a difference is an error that names the place, and
-//! `docs/changing-types.md` says how to change a struct in a running system. No sequence of safe calls,
-//! and no peer, causes undefined behaviour; `docs/design.md`, section 8, says what a hostile process of the same user can do over shared memory.
+//! The crate runs on Linux only. A message has at most 64 MiB unless
+//! [`LinkConfig::max_message_bytes`] says otherwise, and must fit into `assembly_bytes` unless it
+//! is read as a [`BulkReader`](bulk::BulkReader). Types must be equal at both ends; a difference is
+//! an error that names the field, and `docs/changing-types.md` explains how to change a type in a
+//! running system. No sequence of safe calls, and no peer, causes undefined behaviour.
+//! `SECURITY.md` lists what is promised to whom, and what a hostile process of the same user can do
+//! over shared memory.
 
 // Generated code names `rpc_core`; this makes it resolve in this crate's own tests.
 #[cfg(test)]
@@ -219,47 +252,41 @@ pub mod client;
 pub mod codec;
 pub mod context;
 mod endpoint;
+pub mod identity;
 pub mod interceptor;
 pub mod metadata;
-mod observability;
+mod method;
+mod reply;
 mod runtime;
+mod schema;
 pub mod server;
 pub mod service;
 #[doc(hidden)]
 pub mod session;
+pub mod signal;
+pub mod stats;
 pub mod status;
 pub mod stream;
+pub mod trace;
+pub mod transport;
 #[doc(hidden)]
 pub mod wire;
 
-pub use rpc_transport::connect::address::{Address, AddressError, HostPort, LocalEnd};
-pub use rpc_transport::connect::error::{CloseCause, ConnectError, ListenError};
-pub use rpc_transport::device::fault::FaultPlan;
-pub use rpc_transport::device::{PeerIdentity, ProviderError, Status as CompletionStatus};
+pub use rpc_transport::address::Address;
+pub use rpc_transport::device::connection_error::{ConnectError, ListenError};
 pub use rpc_transport::engine::spin::PollMode;
-pub use rpc_transport::memory::mapped::MappedFile;
-pub use rpc_transport::message::outgoing::OutBuf;
-pub use rpc_transport::message::payload::Payload;
-pub use rpc_transport::message::received::Message;
-pub use rpc_transport::protocol::arena::ArenaConfig;
-pub use rpc_transport::protocol::config::{ConfigError, Isolation, LinkConfig, WhenFull};
-pub use rpc_transport::protocol::link::LinkMetrics;
+pub use rpc_transport::protocol::config::LinkConfig;
+#[doc(hidden)]
+pub use rpc_transport::text;
 
 #[cfg(feature = "macros")]
 pub use crate::builtin::{health, reflect};
-pub use crate::bulk::{Bulk, BulkMut, BulkPool, BulkReader, ReplySlot};
-pub use crate::channel::backoff::Backoff;
-pub use crate::channel::connectivity::ConnectivityState;
-pub use crate::channel::hedging::HedgingPolicy;
-pub use crate::channel::retry::RetryPolicy;
-pub use crate::client::call::stream_call::{StreamCall, UploadCall};
-pub use crate::client::call::{Call, StartedCall};
-pub use crate::client::{Channel, ChannelBuilder, ConnectionHandle, Path};
+pub use crate::bulk::{Bulk, BulkPool};
+pub use crate::client::call::Call;
+pub use crate::client::{Channel, ChannelBuilder};
 pub use crate::codec::Codec;
 pub use crate::context::Context;
 pub use crate::metadata::Metadata;
-pub use crate::observability::stats::{ChannelStats, ServerStats, StatsHandle};
-pub use crate::observability::{stats, trace};
 pub use crate::server::{Server, ServerBuilder, ShutdownHandle};
 pub use crate::status::{CallError, Code, Status};
 /// # Example

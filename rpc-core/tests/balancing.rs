@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use parking_lot::Mutex;
+use rpc_core::client::ConnectivityState;
 use rpc_core::client::resolve::{Dns, Resolve, ResolveError, Resolving, StaticList};
-use rpc_core::{Channel, Code, ConnectivityState, Server};
+use rpc_core::{Channel, Code, Server};
 use tokio::task::JoinHandle;
 
 #[rpc_core::service]
 trait Named {
-    /// Gives the server's number after so many milliseconds of its own.
+    /// Returns the server's number after its delay.
     async fn name(&self) -> u64;
     #[rpc(idempotent)]
     async fn name_again(&self) -> u64;
@@ -98,7 +99,7 @@ fn client(resolver: impl Resolve) -> NamedClient {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_are_spread_and_a_slow_server_gets_few() {
+async fn a_slow_server_gets_few_calls() {
     let addresses = ["mem://spread-1", "mem://spread-2", "mem://spread-3"];
     let mut servers = Vec::new();
     for (number, (address, takes)) in (0..).zip(addresses.iter().zip([1, 1, 50])) {
@@ -118,11 +119,11 @@ async fn calls_are_spread_and_a_slow_server_gets_few() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_end_point_hurts_no_call_that_may_go_elsewhere() {
+async fn a_dead_end_point_fails_no_call() {
     let addresses = ["mem://dead-1", "mem://dead-2", "mem://dead-3"];
     let first = serve(addresses[0], 0, 1).await;
     let second = serve(addresses[1], 1, 1).await;
-    // Nobody is at the third, ever.
+    // The third address never has a server.
     let client = client(StaticList::new(addresses).unwrap());
     for _ in 0..100 {
         client.name().await.unwrap();
@@ -143,13 +144,12 @@ async fn a_dead_end_point_hurts_no_call_that_may_go_elsewhere() {
     }
 }
 
-/// Nobody listens at one address; behind another one is somebody who takes connections and never says
-/// a word.
+/// One address has no listener; another one accepts connections but stays silent.
 #[tokio::test]
-async fn dead_end_points_over_tcp_hurt_no_call_that_may_go_elsewhere() {
+async fn dead_end_points_over_tcp_fail_no_call() {
     let far = Duration::from_secs(100);
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    // Bound, so that nobody else gets the port, and nobody listens.
+    // Bound, to reserve the port, but not listening.
     let not_listening = tokio::net::TcpSocket::new_v4().unwrap();
     not_listening.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let gone = not_listening.local_addr().unwrap();
@@ -179,7 +179,7 @@ async fn dead_end_points_over_tcp_hurt_no_call_that_may_go_elsewhere() {
     }
     assert!(second.calls() >= before + 100);
     second.kill().await;
-    // Nobody is left: each dead end point is named.
+    // No server is left: each dead end point is named.
     let status = loop {
         match client.name().timeout(Duration::from_millis(200)).await {
             Err(status) if status.message().contains(&gone.to_string()) => break status,
@@ -233,7 +233,7 @@ async fn nobody_is_stormed_when_all_are_dead() {
 #[tokio::test]
 async fn bad_names_have_clear_errors() {
     for (text, words) in [
-        ("shm://name", "DNS knows hosts"),
+        ("shm://name", "only host names can be looked up in DNS"),
         ("tcp://", "host:port"),
         ("nowhere", "a scheme is missing"),
     ] {
@@ -246,6 +246,6 @@ async fn bad_names_have_clear_errors() {
     assert_eq!(status.code(), Code::Unavailable);
     assert!(status.message().contains("tcp://no-such-host.invalid:1"), "{status}");
     let addresses = Dns::new("tcp://localhost:7").unwrap().resolve().await.unwrap();
-    assert!(addresses.iter().all(|address| address.to_string().ends_with(":7")), "{addresses:?}");
+    assert!(addresses.iter().all(|it| it.address().to_string().ends_with(":7")), "{addresses:?}");
     assert!(!addresses.is_empty());
 }

@@ -1,5 +1,4 @@
-//! What a call costs in allocations when everything is warm: nothing but what the method's own
-//! types take, on either side.
+//! A call allocates in steady state only for the method's own types, at either end.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +25,7 @@ impl Echo for Service {
     }
 }
 
-/// Enough for a method whose first call was slow to be run where it stands again.
+/// Enough calls for a method whose first call was slow to run in place again.
 const WARM_UP: u32 = 640;
 const CALLS: u32 = 500;
 const SERIES: u32 = 6;
@@ -53,7 +52,7 @@ async fn count_together(client: &EchoClient, calls: u32) {
     }
 }
 
-/// Both ends on one thread, which is the one whose allocations are counted.
+/// Both ends on one thread, whose allocations are counted.
 fn calls_allocate_at_most_what_their_results_take(mode: PollMode, address: &str) {
     for codec in [Codec::Bincode, Codec::Postcard] {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -67,8 +66,8 @@ fn calls_allocate_at_most_what_their_results_take(mode: PollMode, address: &str)
                 Channel::builder().codec(codec).poll_mode(mode).connect(&address).await.unwrap(),
             )
         });
-        // The least of a few series: a machine that stops this thread within a handler makes it look
-        // slow, and slow handlers get a task of their own for a while.
+        // The minimum of a few series: if this thread is preempted within a handler, the handler
+        // looks slow and gets its own task for a while.
         let counted = |run: &dyn Fn(u32)| {
             let series = (0..SERIES).map(|_| {
                 run(WARM_UP);
@@ -86,7 +85,7 @@ fn calls_allocate_at_most_what_their_results_take(mode: PollMode, address: &str)
             counts as f64 / calls,
             together as f64 / calls
         );
-        // The method's result, and what the caller gets; and a few of the runtime itself.
+        // The method's result at both ends, and a few by the runtime itself.
         assert!(in_turn >= 2 * u64::from(CALLS), "they are counted");
         assert!(in_turn <= 2 * u64::from(CALLS) + 10, "{mode:?} {codec:?}: {in_turn}");
         assert!(counts <= 10, "{mode:?} {codec:?}: {counts} for results that need none");
@@ -95,7 +94,7 @@ fn calls_allocate_at_most_what_their_results_take(mode: PollMode, address: &str)
 }
 
 #[test]
-fn adaptive_calls_allocate_at_most_what_their_results_take() {
+fn adaptive_calls_allocate_only_their_results() {
     calls_allocate_at_most_what_their_results_take(
         PollMode::Adaptive,
         "mem://allocs-adaptive-CODEC",
@@ -103,12 +102,12 @@ fn adaptive_calls_allocate_at_most_what_their_results_take() {
 }
 
 #[test]
-fn event_calls_allocate_at_most_what_their_results_take() {
+fn event_calls_allocate_only_their_results() {
     calls_allocate_at_most_what_their_results_take(PollMode::Event, "mem://allocs-event-CODEC");
 }
 
 #[test]
-fn busy_calls_allocate_at_most_what_their_results_take() {
+fn busy_calls_allocate_only_their_results() {
     calls_allocate_at_most_what_their_results_take(PollMode::Busy, "mem://allocs-busy-CODEC");
 }
 
@@ -128,7 +127,7 @@ impl ClientInterceptor for Calls {
     }
 }
 
-/// Each call took three boxes for them.
+/// Regression: each call took three boxes for them.
 #[test]
 fn calls_that_interceptors_see_allocate_nothing_more() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -147,10 +146,10 @@ fn calls_that_interceptors_see_allocate_nothing_more() {
     assert!(least <= 10, "{least} of {CALLS} calls");
 }
 
-/// At a device of this machine; without one it fails. `tests/bench_in_lab` runs it on Soft-RoCE.
+/// Needs a device of this machine. `tests/bench_in_lab` runs it on Soft-RoCE.
 #[cfg(feature = "verbs")]
 #[test]
-fn calls_over_rdma_allocate_at_most_what_their_results_take() {
+fn calls_over_rdma_allocate_only_their_results() {
     let report = rpc_transport::device::verbs::preflight();
     let mut addresses = report.addresses().into_iter();
     let host = addresses.find(std::net::IpAddr::is_ipv4);

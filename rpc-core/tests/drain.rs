@@ -103,7 +103,7 @@ fn check_not_started(status: &Status) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handlers_are_told_then_clients_then_the_rest_is_cut() {
+async fn drain_notifies_handlers_then_clients_then_cuts() {
     let address = "mem://drain-steps";
     let (stop, serving) = serve(address).await;
     let client = connect(address).await;
@@ -115,9 +115,9 @@ async fn handlers_are_told_then_clients_then_the_rest_is_cut() {
 
     let began = Instant::now();
     stop.shutdown();
-    assert_eq!(told.await, Ok(20), "handlers are told at once");
+    assert_eq!(told.await, Ok(20), "handlers are notified at once");
     assert_eq!(began.elapsed(), Duration::ZERO);
-    // All goes on for the lead time.
+    // Everything continues during the lead time.
     let late = connect(address).await;
     assert_eq!(late.is_draining().await, Ok(true));
     assert_eq!(late.work_until_drained().await, Ok(0));
@@ -125,13 +125,13 @@ async fn handlers_are_told_then_clients_then_the_rest_is_cut() {
     assert_eq!(late.work(0).await, Ok(0));
     stop.shutdown();
     sleep(Duration::from_secs(2)).await;
-    // Then nothing new is taken; what had begun goes on.
+    // Then new calls are refused; running ones continue.
     check_not_started(&client.work(0).await.unwrap_err());
     check_not_started(&late.work(0).await.unwrap_err());
     assert!(Channel::connect(address).await.is_err());
     assert_eq!(in_time.await, Ok(30));
     assert_eq!(began.elapsed().as_secs(), 10);
-    // At the end of grace the rest is cut.
+    // At the end of the grace period, the rest is cut off.
     let status = never.await.unwrap_err();
     assert_eq!(began.elapsed().as_secs(), 15);
     assert_eq!(status.code(), Code::Unavailable, "{status}");
@@ -141,7 +141,7 @@ async fn handlers_are_told_then_clients_then_the_rest_is_cut() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idempotent_call_that_is_cut_may_be_made_again() {
+async fn a_cut_idempotent_call_is_retryable() {
     let address = "mem://drain-idempotent";
     let (stop, serving) = serve(address).await;
     let client = connect(address).await;
@@ -166,7 +166,7 @@ async fn idle_clients_do_not_hold_a_server_up() {
     assert_eq!(began.elapsed().as_secs(), 5, "the lead, and nothing of the grace");
 }
 
-/// A source that gives some numbers and then waits; `held` tells whether it still is there.
+/// A source that yields some numbers and then waits; `held` shows whether it still exists.
 fn waits_after(count: u64, held: &Arc<()>) -> impl Stream<Item = u64> + use<> {
     let held = Arc::clone(held);
     let waits = stream::iter([()]).then(move |()| {
@@ -177,7 +177,7 @@ fn waits_after(count: u64, held: &Arc<()>) -> impl Stream<Item = u64> + use<> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_learns_of_the_drain_ends_in_order() {
+async fn a_stream_notified_of_drain_ends_regularly() {
     let address = "mem://drain-stream-told";
     let (stop, serving) = serve(address).await;
     let client = connect(address).await;
@@ -191,7 +191,7 @@ async fn a_stream_that_learns_of_the_drain_ends_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_that_are_open_at_the_end_of_grace_are_cut_by_name() {
+async fn streams_open_after_grace_are_cut() {
     let address = "mem://drain-stream-cut";
     let (stop, serving) = serve(address).await;
     let client = connect(address).await;
@@ -205,14 +205,14 @@ async fn streams_that_are_open_at_the_end_of_grace_are_cut_by_name() {
     let began = Instant::now();
     stop.shutdown();
     sleep(Duration::from_secs(14)).await;
-    // Clients have been told to go away, and streams that are open go on.
+    // Clients have been sent away, and open streams continue.
     check_not_started(&client.numbers_for_ever().await.unwrap_err());
     check_not_started(&client.sum(stream::iter([1])).await.unwrap_err());
     assert_eq!(both.next().await, Some(Ok(1)));
     assert!(both.next().now_or_never().is_none());
     assert!((&mut upload).now_or_never().is_none());
     sleep(Duration::from_secs(2)).await;
-    // What had arrived is given before the end.
+    // Received items are delivered before the end.
     for number in 0..3 {
         assert_eq!(results.next().await, Some(Ok(number)));
     }

@@ -1,12 +1,14 @@
-//! Streams on bad devices: late and reordered completions change nothing; a connection that is lost
-//! in the midst of them ends each once, by name, and never as if it were complete.
+//! Streams on faulty devices: late and reordered completions change nothing; a lost connection ends
+//! each stream once, with its error, never as if it were complete.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
+use rpc_core::client::Backoff;
 use rpc_core::stream::{self, Stream, StreamEnd, Streaming};
-use rpc_core::{Backoff, Channel, Code, FaultPlan, PollMode, Server, Status};
+use rpc_core::transport::FaultPlan;
+use rpc_core::{Channel, Code, PollMode, Server, Status};
 use test_kit::{Watchdog, variable};
 
 #[rpc_core::service]
@@ -58,7 +60,7 @@ impl Streams for Service {
     }
 }
 
-/// Small ones, some that overdraw the window, and some that go through the arena.
+/// Small items, some that overdraw the window, and some that use the arena.
 const SIZES: [u32; 24] = [
     0, 1, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 5000, 70_000, 3, 20_000, 64,
     200_000, 7,
@@ -85,7 +87,7 @@ async fn client(scheme: &str, name: &str, plans: [FaultPlan; 2]) -> StreamsClien
 }
 
 fn run(test: &str, seeds: u64, plan: impl Fn(u64) -> FaultPlan, body: impl AsyncFn(StreamsClient)) {
-    // `MODEL_RUNS` makes more of them, as in the models.
+    // `MODEL_RUNS` increases their number, as in the models.
     for seed in 0..variable("MODEL_RUNS").unwrap_or(seeds) {
         for scheme in ["mem", "shm", "tcp"] {
             let _watchdog = Watchdog::start(&format!("{test}, {scheme}, seed {seed}"));
@@ -97,7 +99,7 @@ fn run(test: &str, seeds: u64, plan: impl Fn(u64) -> FaultPlan, body: impl Async
     }
 }
 
-/// All that a device may do that loses nothing.
+/// All faults of a device that lose nothing.
 fn late(seed: u64) -> FaultPlan {
     FaultPlan::new(seed)
         .delay_completions(6)
@@ -113,7 +115,7 @@ fn late_and_reordered_completions_change_nothing() {
         assert!(given.try_collect::<Vec<_>>().await.unwrap() == items(&SIZES));
         let taken = client.take(stream::iter(items(&SIZES))).await;
         assert_eq!(taken.unwrap(), SIZES);
-        // Both at once, one through the other, beside calls that stop in the midst of theirs.
+        // Both directions interleaved, together with calls that stop halfway.
         let given = client.give(&SIZES).await.unwrap();
         let echoed = client.echo(given).await.unwrap();
         let dropped = async {
@@ -129,12 +131,12 @@ fn late_and_reordered_completions_change_nothing() {
     });
 }
 
-/// How a stream may end whose connection was lost.
+/// The allowed ends of a stream after its connection was lost.
 fn assert_lost(status: &Status) {
     assert_eq!(status.code(), Code::Unavailable, "{status}");
 }
 
-/// Reads to an end, and says whether all items came.
+/// Reads to the end, and returns whether all items arrived.
 async fn read<E: Into<Status>>(mut given: impl Stream<Item = Result<Vec<u8>, E>> + Unpin) -> bool {
     let mut count = 0;
     while let Some(next) = given.next().await {
@@ -154,7 +156,7 @@ async fn read<E: Into<Status>>(mut given: impl Stream<Item = Result<Vec<u8>, E>>
     true
 }
 
-/// Makes calls until enough of them were lost: each of them ends once, with all or by name.
+/// Makes calls until enough of them were lost: each ends once, complete or with an error.
 async fn lose(client: StreamsClient) {
     let (mut lost, mut whole) = (0, 0);
     for round in 0.. {
@@ -192,11 +194,11 @@ async fn lose(client: StreamsClient) {
 }
 
 #[test]
-fn streams_of_queue_pairs_that_fail_end_by_name() {
+fn streams_of_failed_queue_pairs_are_named() {
     run("failing", 1, |seed| late(seed).kill_queue_pairs(150), lose);
 }
 
 #[test]
-fn streams_of_peers_that_are_lost_end_by_name() {
+fn streams_of_lost_peers_are_named() {
     run("losing", 1, |seed| late(seed).lose_peer(150), lose);
 }

@@ -1,29 +1,29 @@
-//! More calls than a connection takes at once: they wait in line, or fail, as their caller says. Over
-//! `mem://` and virtual time.
+//! More calls than the limit of a connection: they queue or fail, as configured. Over `mem://` and
+//! virtual time.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::Stream;
 use futures::future::join_all;
+use futures::stream::FuturesUnordered;
+use futures::{Stream, StreamExt};
 use parking_lot::Mutex;
 use rpc_core::client::blocking::BlockingChannel;
-use rpc_core::{
-    Channel, ChannelBuilder, Code, LinkConfig, Server, ServerBuilder, Status, WhenFull,
-};
+use rpc_core::transport::WhenFull;
+use rpc_core::{Channel, ChannelBuilder, Code, Context, LinkConfig, Server, ServerBuilder, Status};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 #[rpc_core::service]
 trait Line {
-    /// Gives its number once the gate lets it through.
+    /// Returns its number once the gate opens.
     async fn pass(&self, number: u32) -> u32;
-    /// The same as a stream.
+    /// As `pass`, with a stream of results.
     fn passing(&self, number: u32) -> impl Stream<Item = u32>;
 }
 
-/// Who has come, in their order.
+/// The calls that arrived, in order.
 struct Gate {
     came: Mutex<Vec<u32>>,
     open: Semaphore,
@@ -89,7 +89,7 @@ async fn calls_above_the_limit_wait_in_line() {
     let (gate, _server, client) = start("mem://in-line", Channel::builder().max_calls(2)).await;
     let mut calls: Vec<_> = (1..=6).map(|number| Some(client.pass(number).start())).collect();
     gate.until(2).await;
-    // Two are given up where they wait, one has no time.
+    // Two are dropped in the queue, one runs out of time.
     calls[2] = None;
     calls[3] = None;
     let hurried = client.pass(7).timeout(Duration::from_secs(3)).start();
@@ -103,7 +103,7 @@ async fn calls_above_the_limit_wait_in_line() {
     let numbers = join_all(calls.into_iter().flatten()).await;
     assert_eq!(numbers, [Ok(1), Ok(2), Ok(5), Ok(6)]);
     assert_eq!(gate.came(), [1, 2, 5, 6]);
-    // All places are free again.
+    // All slots are free again.
     let (one, two) = (client.pass(8).start(), client.pass(9).when_full(WhenFull::Refuse).start());
     assert_eq!((one.await, two.await), (Ok(8), Ok(9)));
 }
@@ -121,12 +121,12 @@ async fn no_more_calls_wait_in_line_than_may() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_does_not_want_to_wait_is_refused() {
+async fn a_call_that_must_not_wait_is_refused() {
     let builder = Channel::builder().max_calls(1).when_full(WhenFull::Refuse);
     let (gate, _server, client) = start("mem://no-line", builder).await;
     let first = client.pass(1).start();
     refused(&client.pass(2).await.unwrap_err(), "`max_calls`");
-    refused(&client.passing(3).await.err().unwrap(), "`when_full` is to refuse");
+    refused(&client.passing(3).await.err().unwrap(), "`when_full` is set to refuse");
     let waits = client.pass(4).when_full(WhenFull::Wait).start();
     gate.open.add_permits(100);
     assert_eq!((first.await, waits.await), (Ok(1), Ok(4)));
@@ -153,7 +153,7 @@ async fn the_servers_limit_is_one_as_well() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_in_line_goes_on_when_the_connection_is_lost() {
+async fn queued_calls_survive_a_lost_connection() {
     let builder = Channel::builder().max_calls(2).wait_for_ready(true);
     let (gate, server, client) = start("mem://lost-line", builder).await;
     let mut calls: Vec<_> = (1..=6).map(|number| client.pass(number).start()).collect();
@@ -192,4 +192,59 @@ fn blocking_clients_choose_as_well() {
     gate.open.add_permits(2);
     assert_eq!(waits.pass(3), Ok(3));
     assert_eq!(first.join().unwrap(), Ok(1));
+}
+
+/// Calls its client the requested number of times.
+#[rpc_core::service]
+trait Often {
+    /// The number of answered calls, once the others were refused.
+    async fn call_me(&self, times: u32) -> u32;
+}
+
+struct Caller(Arc<Gate>);
+
+impl Often for Caller {
+    async fn call_me(&self, times: u32) -> u32 {
+        let client = Context::current().connection().unwrap().channel();
+        // Not nested in this call: nested calls are limited by those of the client.
+        let calling = tokio::spawn({
+            let gate = Arc::clone(&self.0);
+            async move {
+                let client = LineClient::new(client);
+                let mut calls = FuturesUnordered::new();
+                for number in 0..times {
+                    calls.push(client.pass(number).start());
+                }
+                let (mut answered, mut refused) = (0, 0);
+                while let Some(outcome) = calls.next().await {
+                    match outcome {
+                        Ok(_) => answered += 1,
+                        Err(status) => {
+                            assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+                            assert!(status.is_retryable());
+                            refused += 1;
+                        }
+                    }
+                    if refused + 6 == times {
+                        gate.open.add_permits(6);
+                    }
+                }
+                answered
+            }
+        });
+        calling.await.unwrap()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_to_a_client_are_bounded() {
+    let _watchdog = test_kit::Watchdog::within(test_kit::Watchdog::LIMIT);
+    let gate = Gate::new();
+    let server = Server::builder().max_calls_to_client(3);
+    let server = server.add_service(OftenServer::new(Caller(Arc::clone(&gate))));
+    tokio::spawn(server.bind("mem://calls-to-a-client").await.unwrap().serve());
+    let channel = Channel::builder().serve(LineServer::new(Keeper(gate)));
+    let client = OftenClient::new(channel.connect("mem://calls-to-a-client").await.unwrap());
+    // Three in flight, and three that wait.
+    assert_eq!(client.call_me(10_000).await.unwrap(), 6);
 }

@@ -1,5 +1,5 @@
-//! Calls whose payload is streamed, given up at any moment: they cost only themselves. And readers who
-//! are slower than the wire, whatever may wait for them.
+//! Calls with a streamed payload that are dropped at any moment hurt no other call. And readers
+//! that are slower than the wire, for any assembly limit.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::future::{IntoFuture, poll_fn};
@@ -7,13 +7,15 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use rpc_core::{ArenaConfig, Bulk, BulkReader, Channel, Code, LinkConfig, PollMode, Server};
+use rpc_core::bulk::BulkReader;
+use rpc_core::transport::ArenaConfig;
+use rpc_core::{Bulk, Channel, Code, LinkConfig, PollMode, Server};
 use tokio::io::AsyncReadExt;
 use tokio::sync::Notify;
 
 #[rpc_core::service]
 trait Streams {
-    /// Takes a payload, and neither reads nor answers.
+    /// Takes a payload, but neither reads nor answers.
     async fn hold(&self, data: BulkReader) -> u64;
     async fn read(&self, data: BulkReader) -> u64;
     async fn give(&self, len: u32) -> BulkReader;
@@ -95,7 +97,7 @@ fn run(name: &str, link: &LinkConfig, test: impl AsyncFn(World)) {
     }
 }
 
-/// Streams what is longer than 1 MiB, and holds 4 MiB of it: the rest is still to be sent.
+/// Streams payloads above 1 MiB, and holds 4 MiB of them: the rest is still unsent.
 fn link() -> LinkConfig {
     let arena = ArenaConfig::default().max_chunks(64);
     LinkConfig::default().assembly_bytes(1 << 20).arena(arena)
@@ -106,7 +108,7 @@ fn large() -> Bulk {
 }
 
 #[test]
-fn a_call_that_is_dropped_while_its_arguments_stream_costs_only_itself() {
+fn a_call_dropped_while_streaming_hurts_no_other() {
     run("dropped", &link(), async |world| {
         for _ in 0..5 {
             let mut call = Box::pin(world.client.hold(large().reader()).into_future());
@@ -121,7 +123,7 @@ fn a_call_that_is_dropped_while_its_arguments_stream_costs_only_itself() {
 }
 
 #[test]
-fn a_call_whose_deadline_passes_while_its_arguments_stream_costs_only_itself() {
+fn a_deadline_while_streaming_hurts_no_other() {
     run("expired", &link(), async |world| {
         for _ in 0..5 {
             let call = world.client.hold(large().reader()).timeout(Duration::from_millis(20));
@@ -134,7 +136,7 @@ fn a_call_whose_deadline_passes_while_its_arguments_stream_costs_only_itself() {
 }
 
 #[test]
-fn a_reply_that_is_given_up_as_it_starts_to_stream_costs_only_itself() {
+fn a_reply_dropped_while_streaming_hurts_no_other() {
     run("reply", &link(), async |world| {
         for polls in 0..40 {
             let mut call = Box::pin(world.client.give(8 << 20).into_future());
@@ -152,12 +154,12 @@ fn a_reply_that_is_given_up_as_it_starts_to_stream_costs_only_itself() {
 }
 
 #[test]
-fn a_reader_who_is_slow_holds_the_sender_back_however_little_may_wait() {
+fn a_slow_reader_holds_its_sender_back() {
     let none = ArenaConfig::default().max_chunks(0);
     let small = LinkConfig::default().assembly_bytes(64 << 10);
     for (name, link) in [("arena", small.clone()), ("frames", small.arena(none))] {
         run(&format!("slow-{name}"), &link, async |world| {
-            // The first stream of a connection, for which no arena is there yet.
+            // The first stream of a connection, before there is an arena.
             let sent = large();
             let reading = async { world.client.read(sent.reader()).await };
             let (sum, ()) = tokio::join!(reading, world.check());
@@ -172,7 +174,7 @@ fn a_reader_who_is_slow_holds_the_sender_back_however_little_may_wait() {
 }
 
 #[test]
-fn a_reader_who_never_reads_is_in_the_way_of_nobody_who_is_small() {
+fn an_idle_reader_blocks_no_small_calls() {
     let none = ArenaConfig::default().max_chunks(0);
     let link = LinkConfig::default().assembly_bytes(64 << 10).arena(none);
     run("unread", &link, async |world| {
@@ -185,7 +187,7 @@ fn a_reader_who_never_reads_is_in_the_way_of_nobody_who_is_small() {
             world.check().await;
         }
         drop(call);
-        // Who drops a stream takes what there is: the next large message has its turn.
+        // Dropping a stream drains it, so that the next large message can be received.
         assert_eq!(world.client.read(large().reader()).await, Ok(16 << 20));
     });
 }

@@ -1,5 +1,5 @@
-//! Second attempts while the first one runs, over `mem://` and virtual time: who gets one, when, where,
-//! and how many.
+//! Hedging, over `mem://` and virtual time: which calls get a second attempt, when, where, and how
+//! many.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::future::poll_fn;
@@ -9,24 +9,25 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures::future::join_all;
+use rpc_core::client::HedgingPolicy;
 use rpc_core::client::blocking::BlockingChannel;
 use rpc_core::client::resolve::StaticList;
-use rpc_core::{Bulk, Channel, ChannelBuilder, Code, HedgingPolicy, LinkConfig, Server, Status};
+use rpc_core::{Bulk, Channel, ChannelBuilder, Code, LinkConfig, Server, Status};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, coop};
 use tokio::time::Instant;
 
 #[rpc_core::service]
 trait Data {
-    /// Gives the server's number, once the gate is open.
+    /// Returns the server's number, once the gate is open.
     #[rpc(idempotent)]
     async fn read(&self, data: Bulk) -> u64;
-    /// The same, but may be carried out once only.
+    /// Not idempotent.
     async fn write(&self) -> u64;
-    /// Waits at the gate if it is the first call, and is refused else: come back in so many seconds.
+    /// The first call waits at the gate; others are refused with a pushback of this many seconds.
     #[rpc(idempotent)]
     async fn refuse_others(&self, quiet_s: u64) -> Result<u64, Status>;
-    /// Waits at the gate, and is refused then if this server refuses.
+    /// Waits at the gate, then is refused if this server refuses.
     #[rpc(idempotent)]
     async fn refuse_late(&self) -> Result<u64, Status>;
 }
@@ -41,7 +42,7 @@ struct Node {
     refuses: AtomicBool,
 }
 
-/// Tells that a handler was dropped at the gate.
+/// Records that a handler was dropped at the gate.
 struct AtGate<'a>(&'a Node, bool);
 
 impl Drop for AtGate<'_> {
@@ -123,7 +124,7 @@ async fn serve_with(link: LinkConfig, address: &str, node: &Arc<Node>) -> JoinHa
     tokio::spawn(async move { server.serve().await.unwrap() })
 }
 
-/// Two servers behind one channel, both connected, after so many calls.
+/// Two servers behind one channel, both connected, after a number of calls.
 struct Pair {
     nodes: [Arc<Node>; 2],
     servers: Vec<JoinHandle<()>>,
@@ -143,7 +144,7 @@ impl Pair {
         for _ in 0..calls {
             client.read(Bulk::new()).hedging(None).await.unwrap();
         }
-        // What may be spent is counted for calls that may be hedged.
+        // Only calls that may be hedged add to the budget.
         for _ in 0..calls {
             client.read(Bulk::new()).await.unwrap();
         }
@@ -169,7 +170,7 @@ async fn until(mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// The same, with these calls polled meanwhile.
+/// As above, with these calls polled meanwhile.
 async fn until_meanwhile<F: Future + Unpin>(calls: &mut F, is_so: impl FnMut() -> bool) {
     tokio::select! {
         biased;
@@ -182,13 +183,13 @@ fn after(millis: u64) -> HedgingPolicy {
     HedgingPolicy::new().delay(Duration::from_millis(millis))
 }
 
-/// Of a hundred calls some go to the server that hangs: the others answer for it.
+/// Some of a hundred calls go to the hanging server: the other one answers them.
 #[tokio::test(start_paused = true)]
-async fn a_call_that_hangs_at_one_server_is_answered_by_another() {
+async fn a_hanging_call_is_answered_by_another_server() {
     let pair = Pair::start("hang", 0, Channel::builder().hedging(after(10)), 100).await;
     pair.nodes[0].hold();
     let (mut hanging, mut turns, before) = (0, 0, pair.calls());
-    // Half of the time it begins at the server that answers.
+    // Half of the calls begin at the server that answers.
     while hanging == 0 {
         turns += 1;
         assert!(turns < 1000, "it is never chosen");
@@ -204,7 +205,7 @@ async fn a_call_that_hangs_at_one_server_is_answered_by_another() {
     }
     assert_eq!(pair.calls(), before + turns + 1, "one second attempt, and only for that one");
     until(|| pair.nodes[0].given_up() == 1).await;
-    // Who lost is known to be slow: it is left alone.
+    // The losing server is known to be slow, and is avoided.
     let calls = pair.nodes[0].calls();
     for _ in 0..20 {
         assert_eq!(pair.client.read(Bulk::new()).timeout(Duration::from_secs(60)).await, Ok(1));
@@ -220,7 +221,7 @@ async fn what_is_not_idempotent_is_never_sent_twice() {
     let write = pair.client.write().timeout(Duration::from_secs(60)).hedging(after(1));
     assert_eq!(write.await.unwrap_err().code(), Code::DeadlineExceeded);
     assert_eq!(pair.calls(), before + 1);
-    // Nor what its caller does not want twice, nor what goes into a slot.
+    // Nor calls with hedging switched off, nor those whose reply goes into a slot.
     let read = pair.client.read(Bulk::new()).timeout(Duration::from_secs(60)).hedging(None);
     assert_eq!(read.await.unwrap_err().code(), Code::DeadlineExceeded);
     let slot = pair.client.channel().bulk_pool().slot(4096).unwrap();
@@ -230,7 +231,7 @@ async fn what_is_not_idempotent_is_never_sent_twice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_budget_is_kept_however_slow_the_servers_are() {
+async fn slow_servers_do_not_exceed_the_budget() {
     let builder = Channel::builder().hedging(after(10).budget(0.05));
     let pair = Pair::start("budget", 100, builder, 20).await;
     let before = pair.calls();
@@ -244,7 +245,7 @@ async fn the_budget_is_kept_however_slow_the_servers_are() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_delay_of_the_users_it_is_that_of_95_of_100_calls() {
+async fn the_default_delay_is_the_95th_percentile() {
     let pair = Pair::start("p95", 20, Channel::builder().hedging(HedgingPolicy::new()), 40).await;
     pair.hold_both();
     let before = pair.calls();
@@ -266,7 +267,7 @@ async fn without_a_delay_of_the_users_it_is_that_of_95_of_100_calls() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_asks_for_time_gets_no_second_attempts() {
+async fn pushback_stops_second_attempts() {
     let node = Node::new(0, 0);
     let _server = serve("mem://asks-for-time", &node).await;
     let builder = Channel::builder().hedging(after(10).budget(1.0));
@@ -289,9 +290,9 @@ async fn a_server_that_asks_for_time_gets_no_second_attempts() {
     assert_eq!(first.await.unwrap(), Ok(0), "a refused second attempt changes nothing");
 }
 
-/// One server could end second attempts at all others for as long as it pleased.
+/// Regression: one server could stop second attempts at all others for any time.
 #[tokio::test(start_paused = true)]
-async fn a_server_that_asks_for_a_year_is_heeded_for_a_minute() {
+async fn pushback_of_a_year_lasts_a_minute() {
     let node = Node::new(0, 0);
     let _server = serve("mem://asks-for-a-year", &node).await;
     let builder = Channel::builder().hedging(after(10).budget(1.0));
@@ -315,7 +316,7 @@ async fn a_server_that_asks_for_a_year_is_heeded_for_a_minute() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_whose_server_dies_has_the_answer_of_the_other() {
+async fn a_dead_servers_call_is_answered_elsewhere() {
     let builder = Channel::builder().hedging(after(10)).retry(None);
     let mut pair = Pair::start("dies", 0, builder, 100).await;
     pair.hold_both();
@@ -335,9 +336,10 @@ async fn a_call_whose_server_dies_has_the_answer_of_the_other() {
     assert_eq!(read.await.unwrap(), Ok(1 - first as u64));
 }
 
-/// Where the second attempt won later, the server that had refused was taken for one that had answered.
+/// Regression: if the second attempt won later, the server that had refused counted as one that had
+/// answered.
 #[tokio::test(start_paused = true)]
-async fn a_server_that_refused_looks_slow_also_where_the_second_attempt_wins_later() {
+async fn a_refusing_server_looks_slow_after_hedging() {
     let builder = Channel::builder().hedging(after(10)).retry(None);
     let pair = Pair::start("refuses-late", 0, builder, 100).await;
     pair.hold_both();
@@ -361,9 +363,9 @@ async fn a_server_that_refused_looks_slow_also_where_the_second_attempt_wins_lat
     }
 }
 
-/// The task that waited had used up its turn, and was given no outcome.
+/// Regression: the waiting task had used up its budget, and got no outcome.
 #[tokio::test(start_paused = true)]
-async fn a_call_whose_both_servers_die_is_told_so() {
+async fn a_call_fails_if_both_servers_die() {
     let builder = Channel::builder().hedging(after(10)).retry(None);
     let mut pair = Pair::start("both-die", 0, builder, 100).await;
     pair.hold_both();
@@ -389,9 +391,9 @@ async fn a_call_whose_both_servers_die_is_told_so() {
     assert_eq!(read.await.unwrap_err().code(), Code::Unavailable);
 }
 
-/// A connection that is full refused second attempts, and the throttle took that for failures.
+/// Regression: a full connection refused second attempts, which the throttle counted as failures.
 #[tokio::test(start_paused = true)]
-async fn second_attempts_that_never_left_do_not_end_retries() {
+async fn unsent_second_attempts_do_not_stop_retries() {
     let node = Node::new(0, 20);
     let _server = serve("mem://never-left", &node).await;
     let builder = Channel::builder().hedging(after(10).budget(1.0)).max_calls(1);
@@ -404,9 +406,32 @@ async fn second_attempts_that_never_left_do_not_end_retries() {
     assert!(node.calls() > 31, "it was tried again");
 }
 
-/// What this end said of the second attempt ended the first one.
+/// Regression: the first attempt was hedged while it was queued at this end: the budget went to
+/// second attempts that the full connection refused.
 #[tokio::test(start_paused = true)]
-async fn a_second_attempt_that_is_too_large_for_its_server_leaves_the_first_alone() {
+async fn a_queued_call_is_hedged_once_it_runs() {
+    let node = Node::new(0, 20);
+    let _server = serve("mem://in-line", &node).await;
+    let builder = Channel::builder().hedging(after(10).budget(1.0)).max_calls(2);
+    let client = DataClient::new(builder.connect("mem://in-line").await.unwrap());
+    node.hold();
+    let others = [0, 1].map(|_| tokio::spawn(client.write().start()));
+    let waiting = tokio::spawn(client.read(Bulk::new()).start());
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(node.calls(), 2, "it has not left");
+    node.let_go();
+    for other in others {
+        other.await.unwrap().unwrap();
+    }
+    node.hold();
+    until(|| node.calls() == 4).await;
+    node.let_go();
+    assert_eq!(waiting.await.unwrap(), Ok(0));
+}
+
+/// Regression: a local failure of the second attempt ended the first one.
+#[tokio::test(start_paused = true)]
+async fn a_too_large_second_attempt_spares_the_first() {
     let [wide, narrow] = [0, 1].map(|number| Node::new(number, 0));
     let narrow_link = LinkConfig::default().max_message_bytes(64 * 1024);
     let _wide = serve("mem://wide", &wide).await;
@@ -419,7 +444,7 @@ async fn a_second_attempt_that_is_too_large_for_its_server_leaves_the_first_alon
     }
     wide.hold();
     let before = [wide.calls(), narrow.calls()];
-    // Half of the time it begins at the server that cannot take it.
+    // Half of the calls begin at the server that cannot accept them.
     let read = loop {
         let read = tokio::spawn(client.read(Bulk::from(vec![7; 100_000])).start());
         until(|| read.is_finished() || wide.calls() > before[0]).await;
@@ -427,7 +452,7 @@ async fn a_second_attempt_that_is_too_large_for_its_server_leaves_the_first_alon
             break read;
         }
         let status = read.await.unwrap().unwrap_err();
-        assert!(status.message().contains("larger than"));
+        assert!(status.message().contains("exceeds"));
     };
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(!read.is_finished(), "the first attempt runs");
@@ -461,7 +486,7 @@ fn blocking_clients_hedge_as_well() {
     let channel = BlockingChannel::connect("mem://blocking-hedge").unwrap();
     node.hold();
     let hedged = DataBlockingClient::new(channel.with_hedging(after(1).budget(1.0)));
-    // A channel without a policy of its own has the call's.
+    // Without a policy of the channel, the call's policy applies.
     let read = std::thread::spawn(move || hedged.read(Bulk::new()));
     servers.block_on(until(|| node.calls() == 2));
     node.let_go();

@@ -1,10 +1,12 @@
-//! What interceptors are told where the two ends do not say the same.
+//! Reports to interceptors when the two ends disagree.
 
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::sync::{Arc, Mutex};
 
+use rpc_core::health::{HealthClient, HealthReporter, ServingStatus};
 use rpc_core::interceptor::{ClientInterceptor, Ended, Inbound, ServerInterceptor};
+use rpc_core::reflect::ReflectClient;
 use rpc_core::service::{Dispatch, Handler, Request, ServiceDescriptor};
 use rpc_core::stream::{self, Stream, Streaming};
 use rpc_core::{Channel, Code, Context, Server, Status};
@@ -28,7 +30,7 @@ impl Desk for Clerk {
     async fn longest_metadata(&self) -> Option<usize> {
         Context::current().metadata().iter().map(|(_, value)| value.len()).max()
     }
-    /// Takes what has come for all.
+    /// Takes the arguments of all calls.
     async fn add(&self, mut numbers: Streaming<u32>) -> u32 {
         let mut sum = 0;
         while let Ok(Some(number)) = numbers.try_next().await {
@@ -46,7 +48,7 @@ impl Desk for Clerk {
     }
 }
 
-/// Keeps the codes that calls end with.
+/// Keeps the codes of ended calls.
 #[derive(Clone, Default)]
 struct Codes(Arc<Mutex<Vec<Code>>>);
 
@@ -72,9 +74,9 @@ fn one_and_an_error() -> impl Stream<Item = Result<u32, Status>> + Send {
     stream::iter([Ok(1), Err(Status::data_loss("the disk is broken"))])
 }
 
-/// The server takes the stream's reset for its end, so what it says is `Ok`.
+/// The server takes the stream's reset for its end, so its code is `Ok`.
 #[tokio::test]
-async fn an_interceptor_is_told_of_a_source_that_failed() {
+async fn interceptors_see_a_failed_source() {
     let _watchdog = Watchdog::within(Watchdog::LIMIT);
     let codes = Codes::default();
     let channel = Channel::builder().interceptor(codes.clone());
@@ -105,9 +107,9 @@ impl Dispatch for Panics {
     }
 }
 
-/// The caller was told of an internal error, and they that it had cancelled the call.
+/// Regression: the caller got an internal error, but interceptors saw a cancelled call.
 #[tokio::test]
-async fn an_interceptor_is_told_of_a_layer_that_panicked() {
+async fn interceptors_see_a_panicked_layer() {
     let _watchdog = Watchdog::within(Watchdog::LIMIT);
     let codes = Codes::default();
     let server =
@@ -122,9 +124,9 @@ async fn an_interceptor_is_told_of_a_layer_that_panicked() {
     assert_eq!(codes.take(), [Code::Ok]);
 }
 
-/// A layer's handler polls that of the interceptors behind it; the others are run by the server.
+/// A layer's handler polls that of the inner interceptors; the outer ones are run by the server.
 #[tokio::test]
-async fn interceptors_on_both_sides_of_a_layer_are_told_the_same() {
+async fn interceptors_around_a_layer_see_the_same() {
     let _watchdog = Watchdog::within(Watchdog::LIMIT);
     let (before, behind) = (Codes::default(), Codes::default());
     let server = Server::builder().interceptor(before.clone());
@@ -147,7 +149,7 @@ async fn interceptors_on_both_sides_of_a_layer_are_told_the_same() {
     assert_eq!((before.take(), behind.take()), (vec![Code::Internal], vec![]));
 }
 
-/// Its name is only asked for when it has panicked.
+/// Its name is only called after it has panicked.
 struct Nameless;
 
 impl ClientInterceptor for Nameless {
@@ -161,7 +163,7 @@ impl ClientInterceptor for Nameless {
 }
 
 #[tokio::test]
-async fn an_interceptor_whose_name_panics_costs_its_own_call() {
+async fn an_interceptors_panicking_name_fails_its_call() {
     let _watchdog = Watchdog::within(Watchdog::LIMIT);
     let server = Server::builder().add_service(DeskServer::new(Clerk));
     let server = server.bind("mem://interceptors-name-panics").await.unwrap();
@@ -175,7 +177,7 @@ async fn an_interceptor_whose_name_panics_costs_its_own_call() {
 }
 
 #[tokio::test]
-async fn a_server_of_a_channel_takes_the_metadata_that_the_channel_sends() {
+async fn a_channels_server_accepts_the_channels_metadata() {
     let _watchdog = Watchdog::within(Watchdog::LIMIT);
     let channel = Channel::builder().max_metadata_bytes(40_000);
     let client = DeskClient::new(channel.to(DeskServer::new(Clerk)).await.unwrap());
@@ -183,7 +185,7 @@ async fn a_server_of_a_channel_takes_the_metadata_that_the_channel_sends() {
     assert_eq!(long.await.unwrap(), Some(30_000));
 }
 
-/// Puts a value beside each call whose drop panics.
+/// Attaches a value to each call whose drop panics.
 struct Bomber;
 
 struct Bomb;
@@ -201,9 +203,9 @@ impl ServerInterceptor for Bomber {
     }
 }
 
-/// The panic took the place of the refusal.
+/// Regression: the panic replaced the refusal.
 #[tokio::test]
-async fn what_panics_when_a_refused_call_is_dropped_leaves_its_refusal() {
+async fn a_panic_while_dropping_keeps_the_refusal() {
     let _watchdog = Watchdog::within(Watchdog::LIMIT);
     let server = Server::builder().interceptor(Bomber).add_service(DeskServer::new(Clerk));
     let server = server.bind("mem://interceptors-bomb").await.unwrap();
@@ -212,4 +214,48 @@ async fn what_panics_when_a_refused_call_is_dropped_leaves_its_refusal() {
     for _ in 0..2 {
         assert_eq!(client.echo("x").await.unwrap_err().message(), "not you");
     }
+}
+
+/// Refuses every call.
+#[derive(Debug)]
+struct Closed;
+
+impl ServerInterceptor for Closed {
+    fn before(&self, _: &mut Inbound<'_>) -> Result<(), Status> {
+        Err(Status::unauthenticated("a token is wanted"))
+    }
+}
+
+/// Regression: a health probe needed the token of ordinary callers.
+#[tokio::test]
+async fn open_health_answers_without_a_token() {
+    let _watchdog = Watchdog::within(Watchdog::LIMIT);
+    for (is_open, address) in [(true, "mem://health-is-open"), (false, "mem://health-is-closed")] {
+        let reporter = HealthReporter::new();
+        let server = Server::builder().interceptor(Closed).layer(|inner| Arc::new(Panics(inner)));
+        let server = server.interceptor(Closed).add_service(DeskServer::new(Clerk)).reflection();
+        let server = match is_open {
+            true => server.open_health(&reporter),
+            false => server.health(&reporter),
+        };
+        tokio::spawn(server.bind(address).await.unwrap().serve());
+        let channel = Channel::builder().metadata("panic", "now").connect(address).await.unwrap();
+        let refused = DeskClient::new(channel.clone()).echo("a").await;
+        assert_eq!(refused.unwrap_err().code(), Code::Unauthenticated);
+        let refused = ReflectClient::new(channel.clone()).services().await;
+        assert_eq!(refused.unwrap_err().code(), Code::Unauthenticated);
+        let health = HealthClient::new(channel);
+        let check = health.check("Desk").await.map_err(|error| Status::from(error).code());
+        let watch = health.watch("").await.map_err(|error| Status::from(error).code());
+        let expected =
+            if is_open { Ok(ServingStatus::Serving) } else { Err(Code::Unauthenticated) };
+        assert_eq!(check, expected);
+        assert_eq!(watch.is_ok(), is_open);
+    }
+    // It is listed like every other service.
+    let reporter = HealthReporter::new();
+    let server = Server::builder().open_health(&reporter).reflection();
+    tokio::spawn(server.bind("mem://health-is-listed").await.unwrap().serve());
+    let services = ReflectClient::connect("mem://health-is-listed").await.unwrap().services().await;
+    assert!(services.unwrap().iter().any(|service| service.name == "rpc.Health"));
 }

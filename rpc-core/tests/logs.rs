@@ -1,4 +1,4 @@
-//! What an operator finds in the log.
+//! The log, as seen by an operator.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -6,8 +6,9 @@ use std::fmt::Write;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rpc_core::client::{Backoff, RetryPolicy};
 use rpc_core::interceptor::{Ended, Inbound, ServerInterceptor};
-use rpc_core::{Context, Server, Status};
+use rpc_core::{Channel, Context, Server, Status};
 use rpc_transport::user_code::HoldsShard;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -79,9 +80,9 @@ impl Log {
     }
 }
 
-/// Both were logged without, or not at all.
+/// Regression: both were logged without these, or not at all.
 #[test]
-fn panics_name_method_and_peer_and_each_end_of_a_connection_is_logged_once() {
+fn panics_name_method_and_peer() {
     let log = Log::default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tracing::subscriber::with_default(log.clone(), || {
@@ -111,7 +112,7 @@ fn panics_name_method_and_peer_and_each_end_of_a_connection_is_logged_once() {
     assert_eq!(panics.len(), 2, "{panics:?}");
     for (level, text) in panics {
         assert_eq!(level, Level::ERROR);
-        for word in ["boom", "Risky.fail", "SameProcess"] {
+        for word in ["boom", "Risky.fail", "peer=this process"] {
             assert!(text.contains(word), "{word} is not in: {text}");
         }
     }
@@ -123,10 +124,63 @@ fn panics_name_method_and_peer_and_each_end_of_a_connection_is_logged_once() {
         let [(level, text)] = &lines[..] else { panic!("{words}: {lines:?}") };
         assert!(*level == Level::INFO && text.contains(more), "{text}");
     }
+    let begun = log.with("connection began");
+    let [(level, text)] = &begun[..] else { panic!("{begun:?}") };
+    assert!(*level == Level::DEBUG && text.contains("peer=this process device="), "{text}");
+    let connected = log.with("path=mem://logs on");
+    let [(level, text)] = &connected[..] else { panic!("{connected:?}") };
+    assert!(*level == Level::INFO && text.contains("address=mem://logs "), "{text}");
     let ends = log.with("connection ended");
     assert_eq!(ends.len(), 2, "{ends:?}");
     assert!(ends.iter().all(|(_, text)| text.contains("cause=")), "{ends:?}");
     assert!(ends.iter().any(|(level, _)| *level == Level::INFO), "{ends:?}");
+    assert!(ends.iter().all(|(_, text)| text.contains("peer=this process ")), "{ends:?}");
+}
+
+#[rpc_core::service]
+trait Closed {
+    #[rpc(idempotent)]
+    async fn open(&self, succeeds: bool) -> Result<(), Status>;
+}
+
+struct Door;
+
+impl Closed for Door {
+    async fn open(&self, succeeds: bool) -> Result<(), Status> {
+        if succeeds { Ok(()) } else { Err(Status::unavailable("closed").with_retryable(true)) }
+    }
+}
+
+/// Regression: it prevented retries without a log line.
+#[test]
+fn a_retry_throttle_that_engages_is_logged_once() {
+    let log = Log::default();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tracing::subscriber::with_default(log.clone(), || {
+        runtime.block_on(async {
+            let server = Server::builder().add_service(ClosedServer::new(Door));
+            tokio::spawn(server.bind("mem://throttled").await.unwrap().serve());
+            let policy =
+                RetryPolicy::new().throttle(4, 1.0).backoff(Backoff::new().initial(Duration::ZERO));
+            let builder = Channel::builder().retry(policy);
+            let door = ClosedClient::new(builder.connect("mem://throttled").await.unwrap());
+            for times in 1..3 {
+                door.open(false).await.unwrap_err();
+                assert_eq!(log.with("too many calls fail").len(), times - 1);
+                for _ in 0..3 {
+                    door.open(false).await.unwrap_err();
+                    assert_eq!(log.with("too many calls fail").len(), times);
+                }
+                for _ in 0..4 {
+                    door.open(true).await.unwrap();
+                }
+            }
+        });
+        drop(runtime);
+    });
+    for (level, text) in log.with("too many calls fail") {
+        assert!(level == Level::WARN && text.contains("address=\"mem://throttled\""), "{text}");
+    }
 }
 
 #[rpc_core::service]
@@ -143,7 +197,7 @@ impl Quick for Replies {
     async fn last(&self) {}
 }
 
-/// Keeps the driver busy before one method, and after another one.
+/// Blocks the driver before one method, and after another one.
 struct Busy;
 
 fn compute() {
@@ -168,9 +222,9 @@ impl ServerInterceptor for Busy {
     }
 }
 
-/// Nobody was told of interceptors that keep all connections waiting.
+/// Regression: interceptors that block all connections were not reported.
 #[test]
-fn a_busy_interceptor_is_warned_of_as_a_handler_is() {
+fn a_busy_interceptor_is_warned_of() {
     let log = Log::default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tracing::subscriber::with_default(log.clone(), || {
@@ -185,7 +239,7 @@ fn a_busy_interceptor_is_warned_of_as_a_handler_is() {
         });
         drop(runtime);
     });
-    let warnings = log.with("an interceptor around it, works long");
+    let warnings = log.with("or its interceptor runs too long");
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     for ((level, text), method) in warnings.iter().zip(["Quick.first", "Quick.last"]) {
         assert_eq!(*level, Level::WARN);

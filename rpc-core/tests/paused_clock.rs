@@ -1,4 +1,4 @@
-//! Tests of users may pause tokio's clock.
+//! Users' tests may pause tokio's clock.
 
 use std::time::Duration;
 
@@ -25,9 +25,9 @@ impl Waiter for Patient {
     }
 }
 
-/// An idle connection that passed its keep-alive under a paused clock never came back, at full load.
+/// Regression: an idle connection whose keep-alive passed under a paused clock hung at full load.
 #[tokio::test(start_paused = true)]
-async fn a_connection_lives_and_deadlines_pass_in_virtual_time() {
+async fn deadlines_pass_in_virtual_time() {
     let server = Server::builder()
         .add_service(WaiterServer::new(Patient))
         .bind("mem://paused-clock")
@@ -54,7 +54,7 @@ async fn a_connection_lives_and_deadlines_pass_in_virtual_time() {
 
 #[rpc_core::service]
 trait Slow {
-    /// A number after each pause of so many seconds.
+    /// A number after each pause of `seconds` seconds.
     #[rpc(stream_deadline = "idle")]
     fn tick(&self, seconds: u64, count: u64) -> impl Stream<Item = u64>;
     #[rpc(stream_deadline = "idle")]
@@ -97,7 +97,7 @@ impl Slow for Patient {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idle_deadline_starts_anew_with_each_item_in_either_direction() {
+async fn an_idle_deadline_restarts_with_each_item() {
     let slow = SlowClient::new(Channel::to(SlowServer::new(Patient)).await.unwrap());
     let deadline = Duration::from_secs(3);
     let began = Instant::now();

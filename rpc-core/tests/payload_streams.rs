@@ -1,10 +1,11 @@
-//! Payloads that are longer than a receiver puts together: read while they arrive, or refused by
-//! name, and never in the way of other calls.
+//! Payloads longer than a receiver assembles: read while they arrive, or refused with an error, and
+//! never blocking other calls.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::time::Duration;
 
-use rpc_core::{Bulk, BulkReader, Channel, Code, Codec, LinkConfig, PollMode, Server, Status};
+use rpc_core::bulk::BulkReader;
+use rpc_core::{Bulk, Channel, Code, Codec, LinkConfig, PollMode, Server, Status};
 use tokio::io::AsyncReadExt;
 
 #[rpc_core::service]
@@ -50,7 +51,7 @@ impl Streams for Service {
     async fn pieces(&self, before: u32, mut data: BulkReader, after: u32) -> (u32, u64, u32) {
         let mut all = Vec::new();
         while let Some(piece) = data.next_piece().await {
-            all.extend_from_slice(&piece.unwrap().to_vec());
+            all.extend_from_slice(&piece.unwrap().to_vec().unwrap());
         }
         (before, sum_of(&all), after)
     }
@@ -84,7 +85,7 @@ impl Streams for Service {
     }
 }
 
-/// Puts together 100 kB at most.
+/// Assembles at most 100 kB.
 fn link() -> LinkConfig {
     LinkConfig::default().assembly_bytes(100_000)
 }
@@ -125,24 +126,24 @@ fn payloads_of_every_length_are_read_alike() {
     run("lengths", async |client| {
         for size in [0, 1, 10_000, 99_000, 100_001, 1 << 20, 9 << 20] {
             let data = Bulk::from(pattern(size));
-            let expected = sum_of(&data.to_vec());
+            let expected = sum_of(&data.to_vec().unwrap());
             assert_eq!(client.sum(data.reader()).await, Ok(expected), "{size} up");
             let pieces = client.pieces(1, data.reader(), 2).await;
             assert_eq!(pieces, Ok((1, expected, 2)), "{size} in pieces");
             let mut back = client.give(u32::try_from(size).unwrap()).await.unwrap();
             assert_eq!(back.is_arriving(), size > 100_000);
-            assert!(read_all(&mut back).await == data.to_vec(), "{size} down");
+            assert!(read_all(&mut back).await == data.to_vec().unwrap(), "{size} down");
         }
     });
 }
 
 #[test]
-fn only_one_reader_takes_what_is_too_long_to_be_put_together() {
+fn only_a_reader_takes_too_long_payloads() {
     run("refused", async |client| {
         let data = Bulk::from(pattern(1 << 20));
         let refused = [
             client.whole(data.clone()).await.unwrap_err(),
-            client.vec(data.to_vec()).await.unwrap_err(),
+            client.vec(data.to_vec().unwrap()).await.unwrap_err(),
             client.two(data.reader(), data.reader()).await.unwrap_err(),
         ];
         for status in refused {
@@ -155,34 +156,34 @@ fn only_one_reader_takes_what_is_too_long_to_be_put_together() {
     });
 }
 
-/// A limit of the receiver's, which has nothing to do with types.
+/// A limit of the receiver, unrelated to types.
 fn assert_limit(status: &Status) {
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
-    for word in ["LinkConfig::assembly_bytes`", "the end that receives", "`BulkReader`"] {
+    for word in ["LinkConfig::assembly_bytes`", "the receiver", "`BulkReader`"] {
         assert!(status.message().contains(word), "{status} lacks {word}");
     }
     assert!(!status.message().contains("types of the two ends"), "{status}");
 }
 
 #[test]
-fn a_reply_that_is_too_long_to_be_put_together_is_a_limit_not_a_difference_of_types() {
+fn a_too_long_reply_reports_a_limit() {
     run("too-long", async |client| {
         assert_limit(&client.give_whole(1 << 20).await.unwrap_err());
         assert_eq!(client.add(1, 2).await, Ok(3));
     });
 }
 
-/// Nothing needs to be put together there.
+/// Nothing needs to be assembled there.
 #[test]
-fn a_reply_into_a_slot_of_its_size_may_be_longer_than_what_is_put_together() {
+fn a_slot_may_exceed_assembly_bytes() {
     run("into-slot", async |client| {
         let pool = client.channel().bulk_pool();
         for len in [150_000_u32, 1 << 20, 3_000_001] {
             let slot = pool.slot(len as usize).unwrap();
             let landed = client.give_whole(len).into(slot).await.unwrap();
-            assert_eq!(landed.to_vec(), pattern(len as usize));
+            assert_eq!(landed.to_vec().unwrap(), pattern(len as usize));
         }
-        // A slot that is too small is none.
+        // A slot that is too small is not used.
         let small = pool.slot(100_000).unwrap();
         assert_limit(&client.give_whole(1 << 20).into(small).await.unwrap_err());
         assert_eq!(client.add(1, 2).await, Ok(3));
@@ -190,7 +191,7 @@ fn a_reply_into_a_slot_of_its_size_may_be_longer_than_what_is_put_together() {
 }
 
 #[test]
-fn a_reply_above_the_clients_limit_says_whose_limit_it_is() {
+fn a_too_large_reply_names_the_clients_limit() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let server = Server::builder().add_service(StreamsServer::new(Service));
@@ -200,9 +201,9 @@ fn a_reply_above_the_clients_limit_says_whose_limit_it_is() {
         let channel = Channel::builder().link(link).connect(&address).await.unwrap();
         let status = StreamsClient::new(channel).give_whole(2 << 20).await.unwrap_err();
         assert_eq!(status.code(), Code::ResourceExhausted);
-        let expected = "Streams.give_whole: the reply of 2097171 bytes is larger than the 1048576 bytes \
-                        that the client takes: raise `max_message_bytes` in the `LinkConfig` of the \
-                        client";
+        let expected = "Streams.give_whole: the reply of 2097171 bytes exceeds the 1048576 bytes \
+                        that the client accepts: raise `max_message_bytes` in the `LinkConfig` of \
+                        the client";
         assert_eq!(status.message(), expected);
     });
 }
@@ -215,18 +216,18 @@ fn what_is_not_read_is_in_nobodys_way() {
             assert_eq!(client.ignore(data.reader()).await, Ok(3 << 20));
             drop(client.give(3 << 20).await.unwrap());
             let kept = client.give(3 << 20).await.unwrap();
-            // Small calls pass, whatever waits for its reader.
+            // Small calls pass waiting payloads.
             for a in 0..20 {
                 assert_eq!(client.add(a, 1).await, Ok(a + 1));
             }
             drop(kept);
         }
-        assert_eq!(client.sum(data.reader()).await, Ok(sum_of(&data.to_vec())));
+        assert_eq!(client.sum(data.reader()).await, Ok(sum_of(&data.to_vec().unwrap())));
     });
 }
 
 #[test]
-fn a_reader_learns_that_the_rest_does_not_come() {
+fn a_reader_sees_an_aborted_payload() {
     run("lost", async |client| {
         let mut cut = client.give(9 << 20).await.unwrap();
         drop(client);
@@ -239,7 +240,7 @@ fn a_reader_learns_that_the_rest_does_not_come() {
 }
 
 #[test]
-fn a_payload_that_is_still_arriving_is_not_sent_on() {
+fn an_arriving_payload_is_not_forwarded_whole() {
     run("forwarded", async |client| {
         let arriving = client.give(2 << 20).await.unwrap();
         let status = client.sum(arriving).await.unwrap_err();

@@ -1,5 +1,5 @@
-//! Payloads as streams of pieces: sent on by a gateway while they arrive, or made of a source that
-//! nobody knows the length of; and every end of either in the midst of it.
+//! Payloads as streams of pieces: forwarded by a gateway while they arrive, or read from a source
+//! of unknown length; and failures of each end halfway.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::io;
@@ -10,11 +10,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::future::{Either, select};
+use rpc_core::bulk::BulkReader;
 use rpc_core::bulk::read_pieces;
 use rpc_core::stream::{Stream, StreamEnd, Streaming};
-use rpc_core::{
-    ArenaConfig, Bulk, BulkReader, Channel, Code, LinkConfig, PollMode, Server, Status,
-};
+use rpc_core::transport::ArenaConfig;
+use rpc_core::{Bulk, Channel, Code, LinkConfig, PollMode, Server, Status};
 use test_kit::Watchdog;
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tokio::sync::watch;
@@ -25,7 +25,7 @@ trait Store {
     async fn big(&self, len: u64) -> BulkReader;
     fn give(&self, len: u64) -> impl Stream<Item = Result<Bulk, Status>>;
     fn give_then_fail(&self, len: u64) -> impl Stream<Item = Result<Bulk, Status>>;
-    /// Reads a piece, and then waits for ever.
+    /// Reads a piece, then waits forever.
     async fn hold(&self, data: Streaming<Bulk>);
     async fn add(&self, a: u64, b: u64) -> u64;
 }
@@ -37,7 +37,7 @@ trait Gateway {
     async fn download(&self, len: u64) -> Result<impl Stream<Item = Result<Bulk, Status>>, Status>;
 }
 
-/// A byte for each position.
+/// The expected byte at each position.
 fn byte(at: u64) -> u8 {
     u8::try_from(at % 251).unwrap()
 }
@@ -50,12 +50,12 @@ fn pattern(len: u64) -> Vec<u8> {
     (0..len).map(byte).collect()
 }
 
-/// What a store has seen.
+/// The observations of a store.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Seen {
-    /// Handlers of `hold` that have their first piece.
+    /// Number of `hold` handlers that have their first piece.
     holding: u32,
-    /// Those that were dropped.
+    /// Number of those that were dropped.
     dropped: u32,
     /// How the last stream ended.
     end: Option<StreamEnd>,
@@ -88,7 +88,7 @@ impl Store for Work {
             match data.next().await {
                 Some(Ok(piece)) => {
                     assert!(piece.len() <= 64 << 10);
-                    (len, sum) = (len + piece.len(), digest(sum, &piece.to_vec()));
+                    (len, sum) = (len + piece.len(), digest(sum, &piece.to_vec().unwrap()));
                 }
                 Some(Err(status)) => break Err(status),
                 None => break Ok((len, sum)),
@@ -139,8 +139,8 @@ impl Gateway for Between {
     }
 }
 
-/// A source that says only at its end how long it was: reads of different lengths, now and then
-/// pending, and an error at the end if it is to be.
+/// A source of unknown length: reads of varying length, sometimes pending, and optionally an error
+/// at the end.
 struct Counting {
     given: Arc<AtomicU64>,
     len: u64,
@@ -182,14 +182,14 @@ impl AsyncRead for Counting {
     }
 }
 
-/// Puts together 100 kB at most, and has memory for 1 MiB of what is not read: a long payload never
-/// is all there.
+/// Assembles at most 100 kB, with memory for 1 MiB of unread data: a long payload is never in
+/// memory as a whole.
 fn link() -> LinkConfig {
     let arena = ArenaConfig::default().arena_chunks(16).max_chunks(16);
     LinkConfig::default().assembly_bytes(100_000).arena(arena)
 }
 
-/// Serves on a runtime of its own, whose end is the death of the server.
+/// Serves on a separate runtime, whose end is the death of the server.
 async fn serve(
     service: impl rpc_core::service::Dispatch,
     address: &str,
@@ -263,7 +263,7 @@ fn expected(len: u64) -> (u64, u64) {
 }
 
 #[test]
-fn a_payload_that_is_arriving_is_sent_on_as_an_argument() {
+fn an_arriving_payload_is_forwarded_as_argument() {
     run("argument", async |world| {
         for len in [0, 1, 99_000, 100_001, 5 << 20] {
             let data = Bulk::from(pattern(len));
@@ -273,7 +273,7 @@ fn a_payload_that_is_arriving_is_sent_on_as_an_argument() {
 }
 
 #[test]
-fn a_payload_that_is_arriving_is_sent_on_as_a_result() {
+fn an_arriving_payload_is_forwarded_as_result() {
     run("result", async |world| {
         for len in [0, 1, 99_000, 100_001, 5 << 20] {
             let data = world.gateway.download(len).await.unwrap().into_reader();
@@ -283,7 +283,7 @@ fn a_payload_that_is_arriving_is_sent_on_as_a_result() {
 }
 
 #[test]
-fn a_source_of_unknown_length_is_sent_to_its_end() {
+fn a_source_of_unknown_length_is_sent() {
     run("unknown", async |mut world| {
         for len in [0, 1, 65_536, 600_000] {
             let put = world.store.put(read_pieces(Counting::upto(len))).await;
@@ -296,7 +296,7 @@ fn a_source_of_unknown_length_is_sent_to_its_end() {
 }
 
 #[test]
-fn a_source_that_fails_resets_its_stream_and_its_text_is_told() {
+fn a_failing_source_resets_its_stream() {
     run("failing", async |mut world| {
         let status: Status =
             world.store.put(read_pieces(Counting::failing(300_000))).await.unwrap_err().into();
@@ -308,17 +308,17 @@ fn a_source_that_fails_resets_its_stream_and_its_text_is_told() {
         let error = given.read_to_end(&mut all).await.unwrap_err();
         assert!(error.to_string().contains("a torn page"), "{error}");
         assert!(all == pattern(300_000), "what came before the error is given");
-        // A status inside of an error is passed on as it is: a stream of pieces is a source, too.
+        // A status inside an error is forwarded unchanged: a stream of pieces is a source, too.
         let given = world.store.give_then_fail(10).await.unwrap().into_reader();
         let status: Status = world.store.put(read_pieces(given)).await.unwrap_err().into();
         assert!(status.message().contains("a torn page"), "{status}");
     });
 }
 
-/// The store reads nothing: its window and what the gateway has in hand is all that leaves the
-/// client, and both connections have room for others.
+/// The store reads nothing: only its window and the gateway's buffers are filled, and both
+/// connections have room for other calls.
 #[test]
-fn a_reader_at_the_end_of_a_chain_holds_the_first_sender_back() {
+fn back_pressure_crosses_a_chain() {
     run("pressure", async |mut world| {
         let source = Counting::upto(u64::MAX);
         let given = Arc::clone(&source.given);
@@ -337,7 +337,8 @@ fn a_reader_at_the_end_of_a_chain_holds_the_first_sender_back() {
         assert!(given <= 4 * (64 << 10), "{given} bytes were read of the source");
         drop(held);
         world.until(|seen| seen.dropped == 1).await;
-        // Through the gateway: a payload far longer than all windows, and others beside it.
+        // A payload far longer than all windows through the gateway, with other calls at the same
+        // time.
         let data = Bulk::from(vec![7; 32 << 20]);
         let held = Box::pin(world.gateway.upload_and_hold(data.reader()).start());
         let others = async {
@@ -349,7 +350,7 @@ fn a_reader_at_the_end_of_a_chain_holds_the_first_sender_back() {
         let Either::Right(((), held)) = select(held, Box::pin(others)).await else {
             panic!("nobody lets it go")
         };
-        // Cancelled in the midst of it: every handler of the chain is dropped.
+        // Cancelled halfway: every handler of the chain is dropped.
         drop(held);
         world.until(|seen| seen.dropped == 2).await;
         assert_eq!(
@@ -376,7 +377,7 @@ fn a_deadline_ends_every_hop_of_a_chain() {
 }
 
 #[test]
-fn the_death_of_the_next_hop_is_told_by_the_gateway() {
+fn the_gateway_reports_the_next_hops_death() {
     run("next-dies", async |mut world| {
         let data = Bulk::from(vec![7; 32 << 20]);
         let held = Box::pin(world.gateway.upload_and_hold(data.reader()).start());
@@ -389,7 +390,7 @@ fn the_death_of_the_next_hop_is_told_by_the_gateway() {
         dies.shutdown_background();
         let status = Status::from(held.await.unwrap_err());
         assert_eq!(status.code(), Code::Unavailable, "{status}");
-        // The connection to the gateway is whole.
+        // The connection to the gateway still works.
         let again = world.gateway.upload(Bulk::from(pattern(200_000)).reader()).await;
         let status = Status::from(again.unwrap_err());
         assert_eq!(status.code(), Code::Unavailable, "{status}");
@@ -397,7 +398,7 @@ fn the_death_of_the_next_hop_is_told_by_the_gateway() {
 }
 
 #[test]
-fn the_death_of_the_first_sender_is_no_end_of_what_is_sent_on() {
+fn the_first_senders_death_is_no_end() {
     run("first-dies", async |mut world| {
         let mut data = world.gateway.download(32 << 20).await.unwrap();
         assert!(data.next().await.unwrap().is_ok());
@@ -416,7 +417,7 @@ fn the_death_of_the_first_sender_is_no_end_of_what_is_sent_on() {
 }
 
 #[test]
-fn the_death_of_the_gateway_is_no_end_of_the_stream() {
+fn the_gateways_death_is_no_end() {
     run("gateway-dies", async |mut world| {
         let data = Bulk::from(vec![7; 32 << 20]);
         let held = Box::pin(world.gateway.upload_and_hold(data.reader()).start());

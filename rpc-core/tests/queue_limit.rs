@@ -1,7 +1,8 @@
-//! What may wait to leave on a connection, as a caller sees it. One thread, so that nothing leaves
-//! between two calls that are started in a row.
+//! The limit of unsent messages on a connection, as a caller sees it. On one thread, so that
+//! nothing is sent between two consecutive starts of calls.
 
-use rpc_core::{Bulk, Channel, Code, LinkConfig, Server, WhenFull};
+use rpc_core::transport::WhenFull;
+use rpc_core::{Bulk, Channel, Code, LinkConfig, Server};
 
 #[rpc_core::service]
 trait Sink {
@@ -29,7 +30,7 @@ async fn connect(name: &str, server: LinkConfig, client: LinkConfig) -> SinkClie
 }
 
 #[tokio::test]
-async fn a_caller_that_does_not_want_to_wait_is_told_that_the_queue_is_full() {
+async fn a_full_queue_refuses_callers_that_cannot_wait() {
     let link = LinkConfig::default().queued_bytes(1).when_full(WhenFull::Refuse);
     let sink = connect("mem://refuses-when-full", LinkConfig::default(), link).await;
     let data = Bulk::from(vec![7; 8 << 20]);
@@ -44,10 +45,10 @@ async fn a_caller_that_does_not_want_to_wait_is_told_that_the_queue_is_full() {
     assert_eq!(sink.count(data).await, Ok(8 << 20));
 }
 
-/// Receive buffers of more than 16 KiB: messages above that were counted when they were let through,
-/// and the count was never taken back where nothing had to wait.
+/// Regression: with receive buffers above 16 KiB, messages above that size were counted when they
+/// passed, and the count was never taken back if nothing had to wait.
 #[tokio::test]
-async fn what_has_left_is_counted_as_waiting_no_more() {
+async fn sent_messages_no_longer_count_as_waiting() {
     let link = LinkConfig::default()
         .receive_buffer_bytes(64 << 10)
         .arena_threshold_bytes(64 << 10)
@@ -76,7 +77,7 @@ async fn by_default_calls_wait_and_all_are_answered() {
 }
 
 #[tokio::test]
-async fn a_request_that_the_server_has_no_memory_for_fails_alone_and_says_which_knob() {
+async fn a_request_without_memory_fails_alone() {
     let server = Server::builder().add_service(SinkServer::new(Count)).memory_budget(4 << 20);
     tokio::spawn(server.bind("mem://small-budget").await.unwrap().serve());
     let sink = SinkClient::connect("mem://small-budget").await.unwrap();
@@ -87,4 +88,37 @@ async fn a_request_that_the_server_has_no_memory_for_fails_alone_and_says_which_
         assert!(status.is_retryable(), "it never ran");
         assert_eq!(sink.count(Bulk::from(vec![7; 1 << 20])).await, Ok(1 << 20));
     }
+}
+
+/// Regression: values beyond the limits of a message were accepted and silently cut.
+#[tokio::test]
+async fn limits_beyond_the_wire_are_refused() {
+    let most_calls = 1 << 24;
+    for (channel, server, named) in [
+        (
+            Channel::builder().max_metadata_bytes(65_536),
+            Server::builder().max_metadata_bytes(65_536),
+            "max_metadata_bytes is 65536, allowed is 0 to 65535",
+        ),
+        (
+            Channel::builder().max_calls(most_calls + 1),
+            Server::builder().max_calls_per_connection(most_calls + 1),
+            "is 16777217, allowed is 0 to 16777216",
+        ),
+        (
+            Channel::builder().max_waiting_calls(u32::MAX),
+            Server::builder().max_calls_per_connection(u32::MAX),
+            "is 4294967295, allowed is 0 to 16777216",
+        ),
+    ] {
+        let serving = Channel::builder().serve_with(server.clone());
+        let error = serving.connect_lazy("mem://limits").expect_err("of what it serves");
+        assert!(error.to_string().contains(named), "{error}");
+        let error = channel.connect_lazy("mem://limits").expect_err("of the channel");
+        assert!(error.to_string().contains(named), "{error}");
+        let error = server.bind("mem://limits").await.expect_err("of the server");
+        assert!(error.to_string().contains(named), "{error}");
+    }
+    let most = Channel::builder().max_metadata_bytes(65_535).max_calls(most_calls);
+    assert!(most.connect_lazy("mem://limits").is_ok());
 }

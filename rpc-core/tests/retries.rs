@@ -1,4 +1,4 @@
-//! Second attempts, over `mem://` and virtual time: who gets one, when, and how many.
+//! Retries, over `mem://` and virtual time: which calls are retried, when, and how often.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::sync::Arc;
@@ -6,21 +6,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::future::join_all;
-use rpc_core::{Backoff, Bulk, CallError, Channel, Code, RetryPolicy, Server, Status};
+use rpc_core::client::{Backoff, RetryPolicy};
+use rpc_core::{Bulk, CallError, Channel, Code, Server, Status};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 #[rpc_core::service]
 trait Flaky {
-    /// Hangs in the first `hang` calls, then gives the number of calls.
+    /// Hangs in the first `hang` calls, then returns the number of calls.
     #[rpc(idempotent)]
     async fn hang(&self, hang: u64, data: Bulk) -> u64;
-    /// The same, but may be carried out once only.
+    /// Not idempotent.
     async fn hang_once(&self, hang: u64) -> u64;
-    /// Is refused `refuse` times, with a time to come back if that is not 0.
+    /// Refuses `refuse` calls, with a pushback unless it is 0.
     #[rpc(idempotent)]
     async fn refuse(&self, refuse: u64, after_ms: u64) -> Result<u64, Status>;
-    /// The same, but may be carried out once only.
+    /// Not idempotent.
     async fn refuse_once(&self, refuse: u64) -> Result<u64, Status>;
     /// Always its own error.
     #[rpc(idempotent)]
@@ -105,7 +106,7 @@ async fn connect(address: &str, policy: Option<RetryPolicy>) -> FlakyClient {
 }
 
 #[tokio::test(start_paused = true)]
-async fn idempotent_calls_survive_their_servers_and_others_fail_once() {
+async fn idempotent_calls_survive_their_servers() {
     let (address, calls) = ("mem://survive", Arc::<Calls>::default());
     let server = serve(address, &calls).await;
     let client = connect(address, Some(RetryPolicy::new())).await;
@@ -134,7 +135,7 @@ async fn idempotent_calls_survive_their_servers_and_others_fail_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_kills_its_servers_is_given_up_after_its_attempts() {
+async fn a_call_killing_servers_has_limited_attempts() {
     let (address, calls) = ("mem://killer", Arc::<Calls>::default());
     let client = {
         let server = serve(address, &calls).await;
@@ -157,7 +158,7 @@ async fn a_call_that_kills_its_servers_is_given_up_after_its_attempts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_calls_wait_as_long_as_the_server_says_or_as_the_backoff() {
+async fn refused_calls_wait_for_pushback_or_backoff() {
     let (address, calls) = ("mem://refusing", Arc::<Calls>::default());
     let _server = serve(address, &calls).await;
     let client = connect(address, Some(policy())).await;
@@ -168,12 +169,26 @@ async fn refused_calls_wait_as_long_as_the_server_says_or_as_the_backoff() {
     let began = Instant::now();
     assert_eq!(client.refuse(2, 7000).await, Ok(3));
     assert_eq!(began.elapsed().as_secs(), 14);
-    // Out of tokens: the second failure from here on leaves half of them.
-    let status = Status::from(client.refuse(u64::MAX, 0).await.unwrap_err());
-    assert_eq!((status.code(), status.details()), (Code::Unavailable, &[1, 2][..]));
-    assert!(status.is_retryable(), "{status}");
-    assert_eq!(status.message(), "not now", "the server's word");
-    assert_eq!(calls.count(), 5);
+    // A failed call takes one token, whatever its number of attempts: a little over eight of ten
+    // are left.
+    for _ in 0..3 {
+        calls.0.store(0, Ordering::SeqCst);
+        client.refuse(u64::MAX, 0).await.unwrap_err();
+        assert_eq!(calls.count(), 5, "one call leaves the next its attempts");
+    }
+    assert_eq!(client.channel().stats().retries_throttled, 0);
+    for throttled in 1..3 {
+        calls.0.store(0, Ordering::SeqCst);
+        let status = Status::from(client.refuse(u64::MAX, 0).await.unwrap_err());
+        assert_eq!((status.code(), status.details()), (Code::Unavailable, &[1, 2][..]));
+        assert!(status.is_retryable(), "{status}");
+        assert_eq!(status.message(), "not now", "the server's word");
+        assert_eq!(calls.count(), 1);
+        let stats = client.channel().stats();
+        assert_eq!(stats.retries_throttled, throttled);
+        let line = format!("\nrpc_client_retries_throttled_total {throttled}\n");
+        assert!(stats.prometheus_text().contains(&line));
+    }
 }
 
 #[tokio::test(start_paused = true)]

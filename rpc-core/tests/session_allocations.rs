@@ -28,7 +28,7 @@ fn round(client: &mut End, server: &mut End, now: Instant) {
             codec: 0,
             deadline,
             no_cancel: false,
-            when_full: rpc_core::WhenFull::Wait,
+            when_full: rpc_core::transport::WhenFull::Wait,
             is_nested: false,
             metadata: &[],
             streams: CallStreams::NONE,

@@ -2,7 +2,7 @@
 //! replies, handlers attached late, shutdown and loss, against every order of frames.
 //!
 //! A breadth-first search over the reachable states. A state is rebuilt from the actions that led
-//! to it; two states are one when both sessions, the wires and the oracle print the same.
+//! to it; two states are equal if both sessions, the wires and the oracle print the same.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashSet, VecDeque};
@@ -13,7 +13,7 @@ use rpc_core::session::{
     Answer, CallId, CallStreams, Deadline, Event, Failure, IncomingId, Outcome, ReplyKind, Revoked,
     Role, Session, SessionLimits, StartCall,
 };
-use rpc_transport::connect::error::CloseCause;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 
@@ -35,7 +35,7 @@ enum Action {
     Send(usize),
     /// The wire from an end delivers.
     Deliver(usize),
-    /// The handler of call 0 or 1 is named to the session.
+    /// The handler of call 0 or 1 is attached to the session.
     Attach(usize),
     /// It replies.
     Reply(usize),
@@ -43,7 +43,7 @@ enum Action {
     End(usize),
     /// An end says go-away.
     GoAway(usize),
-    /// The callee looks at what its session wants done.
+    /// The callee processes the events of its session.
     Look,
     /// The connection is lost.
     Cut,
@@ -56,7 +56,7 @@ struct Variant {
     second: bool,
     go_away: bool,
     cut: bool,
-    /// The callee looks at its events only by [`Action::Look`].
+    /// The callee processes its events only on [`Action::Look`].
     lazy: bool,
 }
 
@@ -70,7 +70,7 @@ struct Call {
     attached: bool,
     runs: u32,
     stops: u32,
-    /// The handler has said its last word; whether the session took it as a reply.
+    /// The handler has replied; whether the session accepted the reply.
     ended: Option<bool>,
 }
 
@@ -142,7 +142,7 @@ impl World {
             codec: 0,
             deadline: Some(deadline).filter(|_| self.variant.deadline && number == 0),
             no_cancel: self.variant.no_cancel,
-            when_full: rpc_core::WhenFull::Wait,
+            when_full: rpc_core::transport::WhenFull::Wait,
             is_nested: false,
             metadata: &[],
             streams: CallStreams::NONE,
@@ -155,7 +155,7 @@ impl World {
         self.settle(base, CLIENT);
     }
 
-    /// What could happen next.
+    /// The possible next actions.
     fn enabled(&self) -> Vec<Action> {
         let mut actions = self.progress();
         if self.cut {
@@ -181,7 +181,7 @@ impl World {
         actions
     }
 
-    /// What must happen some time.
+    /// The actions that must happen eventually.
     fn progress(&self) -> Vec<Action> {
         let mut actions = Vec::new();
         for end in [CLIENT, SERVER] {
@@ -322,7 +322,7 @@ impl World {
                     assert!(call.ended.is_none() || late, "told to stop after its end");
                     call.stops += 1;
                 }
-                Event::PeerGoingAway | Event::Discard(_) => {}
+                Event::PeerGoingAway | Event::Discard(_) | Event::Hello(_) => {}
                 Event::Drained => self.drained[end] += 1,
             }
         }
@@ -361,7 +361,7 @@ impl World {
         }
     }
 
-    /// No frame is on its way: no handler runs for nobody.
+    /// No frame is in flight: no handler runs without a caller.
     fn check_still(&self) {
         for call in self.calls.iter().filter(|call| call.attached && call.ended.is_none()) {
             let failed = call.outcomes.iter().any(|said| said != "reply" && said != "status 13");
@@ -370,7 +370,7 @@ impl World {
         }
     }
 
-    /// Nothing is left that must happen: everything is home.
+    /// Nothing remains to happen: all slots are free.
     fn check_rest(&self) {
         for call in self.calls.iter().filter(|call| call.id.is_some()) {
             assert!(call.dropped || call.outcomes.len() == 1, "no outcome: {call:?}");
@@ -405,7 +405,7 @@ impl Drop for Trace<'_> {
     }
 }
 
-/// Visits every reachable state. Returns how many there are, and all outcomes seen.
+/// Visits every reachable state. Returns their number, and all outcomes seen.
 fn search(variant: Variant) -> (usize, HashSet<String>) {
     let base = Instant::now();
     let replay = |path: &[Action]| {
@@ -471,19 +471,19 @@ fn deadlines_race_drops_and_replies() {
 }
 
 #[test]
-fn a_request_may_wait_for_its_handler_while_everything_happens() {
+fn races_while_a_request_waits_for_its_handler() {
     let variant = Variant { deadline: true, lazy: true, ..PLAIN };
     expect(variant, &["reply", "status 13", "status 4", "DeadlineExceeded"]);
 }
 
 #[test]
-fn a_second_call_never_sees_what_the_first_left_behind() {
+fn a_second_call_never_sees_the_first() {
     let variant = Variant { deadline: true, second: true, ..PLAIN };
     expect(variant, &["reply", "status 13", "status 4", "DeadlineExceeded"]);
 }
 
 #[test]
-fn calls_that_must_not_be_cancelled_run_to_their_end() {
+fn uncancellable_calls_run_to_their_end() {
     let variant = Variant { deadline: true, no_cancel: true, ..PLAIN };
     expect(variant, &["reply", "status 13", "DeadlineExceeded"]);
 }

@@ -10,7 +10,7 @@ use rpc_core::session::{
     StreamLimits,
 };
 use rpc_core::wire::{self, code};
-use rpc_transport::connect::error::CloseCause;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 
@@ -35,14 +35,14 @@ fn call(streams: CallStreams) -> StartCall<'static> {
         codec: 1,
         deadline: None,
         no_cancel: false,
-        when_full: rpc_core::WhenFull::Wait,
+        when_full: rpc_core::transport::WhenFull::Wait,
         is_nested: false,
         metadata: &[],
         streams,
     }
 }
 
-/// Until neither has anything to say.
+/// Until neither end has frames left.
 fn settle(client: &mut End, server: &mut End) {
     while carry(client, server) + carry(server, client) != 0 {}
 }
@@ -86,7 +86,7 @@ fn send(end: &mut End, id: impl Into<StreamId>, item: OutBuf) -> Result<(), Send
     end.send_item(id, item, Instant::now).map_err(|not_sent| not_sent.error)
 }
 
-/// All that can be read now; and how it ends, if it does.
+/// All items that can be read now, and the end if it is reached.
 fn read(end: &mut End, id: impl Into<StreamId>) -> (Vec<String>, Option<StreamEnd>) {
     let id = id.into();
     let mut items = Vec::new();
@@ -143,7 +143,7 @@ fn assert_nothing_left(ends: [&End; 2]) {
 }
 
 #[test]
-fn results_come_in_order_and_end_with_the_response() {
+fn results_are_ordered_and_end_the_call() {
     let (mut client, mut server) = pair();
     let (id, incoming) = open(&mut client, &mut server, RESULTS);
     assert_eq!(client.set_reader(id, 1), None);
@@ -170,7 +170,7 @@ fn results_come_in_order_and_end_with_the_response() {
 }
 
 #[test]
-fn arguments_follow_the_request_at_once_and_have_their_own_end() {
+fn arguments_follow_the_request_with_their_end() {
     let (mut client, mut server) = pair();
     let id = client.start(call(ARGUMENTS), body("ping"), None).expect("started");
     for item in ["a", "b"] {
@@ -189,7 +189,7 @@ fn arguments_follow_the_request_at_once_and_have_their_own_end() {
 }
 
 #[test]
-fn both_directions_are_apart_and_the_callee_may_speak_first() {
+fn both_directions_are_independent() {
     let (mut client, mut server) = pair();
     let (id, incoming) = open(&mut client, &mut server, BOTH);
     send(&mut server, incoming, body("first")).expect("there is credit");
@@ -208,13 +208,13 @@ fn both_directions_are_apart_and_the_callee_may_speak_first() {
 }
 
 #[test]
-fn an_item_without_credit_waits_in_its_stream_and_one_may_be_of_any_length() {
+fn an_item_without_credit_waits() {
     let (mut client, mut server) = pair_of(limits(16, 100), limits(16, 100));
     let (id, incoming) = open(&mut client, &mut server, RESULTS);
     send(&mut server, incoming, long(60)).expect("there is credit");
     send(&mut server, incoming, long(300)).expect("a byte of credit is enough");
     assert_eq!(frames(&mut server).len(), 2);
-    // The window is overdrawn now: the next item waits here, and the one after that has no place.
+    // The window is overdrawn: the next item waits here, and the one after that is refused.
     send(&mut server, incoming, long(1)).expect("one waits");
     assert_eq!(send(&mut server, incoming, long(1)), Err(SendError::Full));
     assert_eq!(server.set_writer(incoming, 5), None);
@@ -258,7 +258,7 @@ fn a_response_stands_behind_the_items_that_wait() {
 }
 
 #[test]
-fn items_and_their_ends_may_overtake_one_another_on_the_way() {
+fn items_and_ends_may_be_reordered() {
     let (mut client, mut server) = pair();
     let (id, incoming) = open(&mut client, &mut server, BOTH);
     for item in ["a", "b", "c"] {
@@ -361,7 +361,7 @@ fn five_ends_of_results_can_be_told_apart() {
 }
 
 #[test]
-fn a_receiver_that_stops_reaches_the_sender_at_once_and_the_call_goes_on() {
+fn a_stopped_receiver_leaves_the_call_running() {
     let (mut client, mut server) = pair_of(limits(1, 100), limits(1, 100));
     let (id, incoming) = open(&mut client, &mut server, BOTH);
     for round in 0..2 {
@@ -387,7 +387,7 @@ fn a_receiver_that_stops_reaches_the_sender_at_once_and_the_call_goes_on() {
 }
 
 #[test]
-fn what_waits_leaves_as_values_when_a_stream_ends() {
+fn waiting_items_are_returned_at_the_end() {
     use rpc_transport::message::part::OutPart;
     let with_tail = || {
         let mut item = body("");
@@ -420,7 +420,7 @@ fn what_waits_leaves_as_values_when_a_stream_ends() {
 }
 
 #[test]
-fn a_peer_without_streams_is_refused_them_and_nothing_else() {
+fn a_peer_without_streams_gets_other_calls() {
     let without = SessionLimits { streams: None, ..SessionLimits::default() };
     let (mut client, mut server) = pair_of(SessionLimits::default(), without);
     let refused = client.start(call(RESULTS), body(""), None).expect_err("not agreed");
@@ -481,7 +481,7 @@ fn an_idle_deadline_starts_anew_with_each_item() {
 }
 
 #[test]
-fn what_follows_a_long_request_waits_until_it_has_arrived() {
+fn items_wait_for_a_long_request() {
     let (mut client, mut server) = pair();
     let id = client.start(call(BOTH), long(5000), None).expect("started");
     send(&mut client, id, body("a")).expect("the window is known");
@@ -503,9 +503,9 @@ fn what_follows_a_long_request_waits_until_it_has_arrived() {
     assert_nothing_left([&client, &server]);
 }
 
-/// The link still has all of it: nothing may be left there that names a call which never was.
+/// The link still holds everything: no frame of the withdrawn call may remain.
 #[test]
-fn a_request_is_taken_back_with_its_items_and_their_end() {
+fn a_request_is_taken_back_with_items() {
     let (mut client, mut server) = pair();
     let id = client.start(call(ARGUMENTS), body("ping"), None).expect("started");
     send(&mut client, id, body("a")).expect("the window is known");
@@ -531,7 +531,7 @@ fn a_request_is_taken_back_with_its_items_and_their_end() {
 }
 
 #[test]
-fn a_reset_of_a_call_that_has_ended_is_not_sent() {
+fn no_reset_after_the_calls_end() {
     let (mut client, mut server) = pair();
     let (id, incoming) = open(&mut client, &mut server, ARGUMENTS);
     server.reply(incoming, Answer::Ok(body(""))).expect("the caller waits");

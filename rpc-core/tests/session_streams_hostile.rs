@@ -1,5 +1,5 @@
-//! Peers that break the rules of streams: each rule has its own error, what a race allows is
-//! dropped, and nothing grows.
+//! Peers that break the rules of streams: each rule has its own error, frames allowed by a race are
+//! dropped, and memory is bounded.
 
 use std::time::Instant;
 
@@ -10,9 +10,9 @@ use rpc_core::session::{
 use rpc_core::wire::{
     self, ItemHead, Kind, ReplyKind, RequestHead, ResponseHead, WireError, WireId,
 };
-use rpc_transport::connect::error::CloseCause;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::memory::budget::MemoryBudget;
-use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::outgoing::{LEAST_HELD_BYTES, OutBuf};
 use rpc_transport::message::received::Message;
 
 type End = Session<u32, u32>;
@@ -49,7 +49,7 @@ fn pair_of(limits: SessionLimits) -> (End, End) {
     (client, server)
 }
 
-/// Until neither has anything to say.
+/// Until neither end has frames left.
 fn settle(client: &mut End, server: &mut End) {
     loop {
         let (to_server, to_client) = (frames(client), frames(server));
@@ -98,7 +98,7 @@ fn response(id: WireId, items: u32) -> Vec<u8> {
     frame.to_vec()
 }
 
-/// A server with one call that runs.
+/// A server with one running call.
 fn server_with(streams: CallStreams) -> (End, IncomingId) {
     let (_, mut server) = pair();
     take(&mut server, &request(ID, streams)).expect("correct");
@@ -113,7 +113,7 @@ fn running(server: &mut End) -> IncomingId {
     }
 }
 
-/// A client with one call that has left.
+/// A client with one sent call.
 fn client_with(streams: CallStreams) -> (End, CallId) {
     let (mut client, _) = pair();
     let id = start(&mut client, streams);
@@ -129,7 +129,7 @@ fn start(client: &mut End, streams: CallStreams) -> CallId {
         codec: 0,
         deadline: None,
         no_cancel: false,
-        when_full: rpc_core::WhenFull::Wait,
+        when_full: rpc_core::transport::WhenFull::Wait,
         is_nested: false,
         metadata: &[],
         streams,
@@ -142,7 +142,7 @@ fn error(end: &mut End, frame: &[u8]) -> SessionError {
 }
 
 #[test]
-fn items_beyond_the_credits_of_their_stream_are_refused() {
+fn items_beyond_their_credits_are_refused() {
     let (mut server, _) = server_with(ARGUMENTS);
     (0..4).for_each(|number| take(&mut server, &item(ID, false, number, 1)).expect("four items"));
     let beyond = SessionError::ItemBeyondCredit(ID);
@@ -153,20 +153,20 @@ fn items_beyond_the_credits_of_their_stream_are_refused() {
     take(&mut server, &item(ID, false, 1, 5000)).expect("one item may overdraw");
     assert_eq!(error(&mut server, &item(ID, false, 2, 0)), beyond);
 
-    // The one that overdraws came first: only the last in order may have.
+    // The overdrawing item arrived first: only the last in order may overdraw.
     let (mut server, _) = server_with(ARGUMENTS);
     take(&mut server, &item(ID, false, 2, 5000)).expect("the others are on their way");
     take(&mut server, &item(ID, false, 0, 50)).expect("there is credit");
     assert_eq!(error(&mut server, &item(ID, false, 1, 50)), beyond);
 
-    // Numbers that no credit reaches, to make the receiver keep what it cannot deliver.
+    // Numbers beyond all credits, so that the receiver would keep items that it cannot deliver.
     let (mut server, _) = server_with(ARGUMENTS);
     assert_eq!(error(&mut server, &item(ID, false, 4, 1)), beyond);
 }
 
-/// What a reader does not take stays within its window and one item.
+/// The unread items are bounded by the window plus one item.
 #[test]
-fn a_stream_that_is_not_read_holds_its_window_and_one_item() {
+fn an_unread_stream_is_bounded() {
     let (mut server, id) = server_with(ARGUMENTS);
     let mut bytes = 0;
     for number in 0.. {
@@ -193,9 +193,9 @@ fn metadata(number: u32, len: usize) -> Vec<u8> {
     frame.to_vec()
 }
 
-/// Initial metadata comes once, before all items, and has a bound; it takes credit as an item does.
+/// Initial metadata comes once, before all items, is bounded, and takes credit like an item.
 #[test]
-fn initial_metadata_that_breaks_a_rule_has_its_own_error() {
+fn each_initial_metadata_rule_has_its_error() {
     let (mut client, _) = client_with(RESULTS);
     take(&mut client, &metadata(0, 9)).expect("correct");
     let twice = SessionError::InitialMetadataTwice(ID);
@@ -232,9 +232,9 @@ fn initial_metadata_that_breaks_a_rule_has_its_own_error() {
     assert_eq!(error(&mut server, &of_parts), conflict);
 }
 
-/// Its place is in front of the items, in whatever order the lanes of the link bring it.
+/// It is delivered before the items, in whatever order the lanes of the link deliver them.
 #[test]
-fn initial_metadata_that_items_have_overtaken_is_read_first() {
+fn overtaken_initial_metadata_is_read_first() {
     let (mut client, id) = client_with(RESULTS);
     take(&mut client, &item(ID, true, 1, 1)).expect("the metadata is on its way");
     assert!(matches!(client.take_item(id), ReadItem::Pending));
@@ -248,7 +248,7 @@ fn initial_metadata_that_items_have_overtaken_is_read_first() {
 }
 
 #[test]
-fn each_broken_rule_of_a_sender_has_its_own_error() {
+fn each_sender_rule_has_its_error() {
     let (mut server, _) = server_with(ARGUMENTS);
     take(&mut server, &item(ID, false, 0, 1)).expect("correct");
     assert_eq!(error(&mut server, &item(ID, false, 0, 1)), SessionError::ItemRepeated(ID));
@@ -283,7 +283,7 @@ fn each_broken_rule_of_a_sender_has_its_own_error() {
 }
 
 #[test]
-fn each_broken_rule_of_a_receiver_has_its_own_error() {
+fn each_receiver_rule_has_its_error() {
     let (mut server, id) = server_with(RESULTS);
     let grant = |items, bytes| wire::credit(ID, true, items, bytes).to_vec();
     assert_eq!(error(&mut server, &grant(1, 1)), SessionError::GrantUnasked(ID));
@@ -312,7 +312,7 @@ fn each_broken_rule_of_a_receiver_has_its_own_error() {
 }
 
 #[test]
-fn frames_for_streams_that_a_call_does_not_have_are_refused() {
+fn frames_for_missing_streams_are_refused() {
     let not_open = SessionError::StreamNotOpen(ID);
     for streams in [CallStreams::NONE, RESULTS] {
         let (mut server, _) = server_with(streams);
@@ -339,7 +339,7 @@ fn frames_for_streams_that_a_call_does_not_have_are_refused() {
     assert_eq!(error(&mut server, &wire::half_close(ID, 0)), unknown);
     assert_eq!(error(&mut client, &wire::opened(ID, false)), unknown);
 
-    // A peer whose hello did not speak of streams.
+    // A peer whose hello did not offer streams.
     let without = SessionLimits { streams: None, ..limits() };
     let mut old = End::new(Role::Client, without);
     let mut server = End::new(Role::Server, limits());
@@ -350,10 +350,10 @@ fn frames_for_streams_that_a_call_does_not_have_are_refused() {
     assert_eq!(error(&mut server, &item(ID, false, 0, 1)), not_agreed);
 }
 
-/// Calls that are opened and cancelled, with everything that may follow them too late: exactly that
-/// much is dropped, and one frame more ends the connection.
+/// Opened and cancelled calls with all frames that may follow too late: exactly those are dropped,
+/// and one more frame ends the connection.
 #[test]
-fn a_storm_of_frames_for_calls_that_have_ended_is_bounded_by_what_can_have_been_on_its_way() {
+fn frames_for_ended_calls_are_bounded() {
     let (_, mut server) = pair();
     let id = |generation| WireId { slot: 3, generation };
     for generation in 1..1000 {
@@ -377,7 +377,7 @@ fn a_storm_of_frames_for_calls_that_have_ended_is_bounded_by_what_can_have_been_
 }
 
 #[test]
-fn streams_that_are_opened_and_left_are_bounded_by_the_calls() {
+fn abandoned_streams_are_bounded_by_calls() {
     let (_, mut server) = pair();
     for slot in 0..8 {
         let id = WireId { slot, generation: 1 };
@@ -394,14 +394,14 @@ fn streams_that_are_opened_and_left_are_bounded_by_the_calls() {
     assert_eq!(error(&mut server, &again), used);
 }
 
-/// A peer that grants as much as can be said, and takes nothing: the link's word is the bound.
+/// A peer that grants the maximum and reads nothing: the link's limit is the bound.
 #[test]
-fn items_for_a_link_that_is_full_wait_in_their_streams() {
+fn items_wait_while_the_link_is_full() {
     let (mut server, id) = server_with(RESULTS);
     server.send_item(id, OutBuf::new(), Instant::now).expect("there is credit");
     assert_eq!(frames(&mut server).len(), 1);
     take(&mut server, &wire::credit(ID, true, 1 << 30, 1 << 40)).expect("correct");
-    server.set_item_room(1000);
+    server.set_item_room(16 * LEAST_HELD_BYTES);
     let mut left = 0;
     for _ in 0..1000 {
         if server.send_item(id, OutBuf::new(), Instant::now).is_err() {
@@ -409,7 +409,7 @@ fn items_for_a_link_that_is_full_wait_in_their_streams() {
         }
         left += frames(&mut server).len();
     }
-    assert_eq!(left, 16, "each counts as 64 bytes at least");
+    assert!((2..=16).contains(&left), "{left}: each counts by what it holds");
     assert!(!server.may_transmit());
     assert_eq!(server.set_writer(id, 9), None);
     server.set_item_room(1000);
@@ -425,7 +425,7 @@ fn long() -> OutBuf {
     item
 }
 
-/// Bytes of all that can be read now.
+/// Number of bytes that can be read now.
 fn read(server: &mut End, id: IncomingId) -> u64 {
     let mut bytes = 0;
     while let ReadItem::Item(item) = server.take_item(id) {
@@ -434,10 +434,10 @@ fn read(server: &mut End, id: IncomingId) -> u64 {
     bytes
 }
 
-/// Readers that keep up until their windows are as large as they get, and then never read again:
-/// what they hold is charged to the memory that the connections share, and to half of it at most.
+/// Readers that keep up until their windows are at their maximum, then stop reading: their memory
+/// is charged to the shared budget, at most half of it.
 #[test]
-fn windows_grow_only_while_there_is_memory_that_can_be_done_without() {
+fn windows_grow_only_with_spare_memory() {
     const STREAMS: u64 = 8;
     let window = StreamLimits { items: 4, bytes: 1000, ..StreamLimits::default() };
     let limits = SessionLimits { streams: Some(window), ..SessionLimits::default() };
@@ -469,7 +469,7 @@ fn windows_grow_only_while_there_is_memory_that_can_be_done_without() {
         assert!(whole.used_bytes() <= limit / 2, "{whole:?}");
     }
     assert!(whole.used_bytes() > limit / 4, "nothing has grown: {whole:?}");
-    // Who does not read holds its window and one item.
+    // An idle reader holds its window and one item.
     let mut unread = 0;
     for (client, server, calls) in &mut all {
         for (id, _) in &*calls {
@@ -481,7 +481,7 @@ fn windows_grow_only_while_there_is_memory_that_can_be_done_without() {
     }
     assert!(unread <= first + limit / 2 + 2 * STREAMS * 400, "{unread} bytes were held");
     assert!(unread > first, "{unread} bytes were held");
-    // Given back by readers that stop, and by calls that end.
+    // Released by readers that stop, and by calls that end.
     for (_, server, calls) in &mut all {
         server.stop(calls[0].1, 0);
         server.on_closed(CloseCause::Local, &mut |_| Revoked::TooLate);

@@ -1,6 +1,6 @@
-//! The session's bytes: golden vectors, and what becomes of every frame that is cut or changed.
+//! The session's bytes: golden vectors, and all cut or changed frames.
 
-use rpc_core::session::{Revoked, Role, Session, SessionError, SessionLimits};
+use rpc_core::session::{Revoked, Role, Session, SessionLimits};
 use rpc_core::wire::{
     self, CallStreams, Frame, Hello, ItemHead, Kind, Part, Parts, ReplyKind, RequestHead,
     ResponseHead, StreamWindow, WireError, WireId,
@@ -75,7 +75,7 @@ fn golden() -> Vec<(Vec<u8>, &'static str, Frame)> {
         signature: Some(0x2122_2324_2526_2728),
         ..PLAIN
     };
-    // The previous version's, which knows of no streams, and this one's.
+    // The hello of the previous version, without streams, and that of this one.
     let old_hello = Hello {
         min_version: 1,
         max_version: 2,
@@ -291,7 +291,7 @@ fn frames_are_as_they_are_written_down() {
 }
 
 #[test]
-fn frames_with_a_tail_are_as_they_are_written_down() {
+fn frames_with_a_tail_match_the_document() {
     for (bytes, expected, frame) in golden_with_tail() {
         assert_eq!(bytes, hex(&expected), "{frame:?}");
         let (parsed, head_bytes) = wire::parse_with_tail(&bytes, TAIL_BYTES).expect("well-formed");
@@ -336,7 +336,7 @@ fn a_tail_that_is_not_understood_is_refused() {
 }
 
 #[test]
-fn each_broken_rule_of_parts_has_its_own_error() {
+fn each_parts_rule_has_its_error() {
     let judged = |block: &[u8], tail_bytes| {
         let head = ResponseHead { has_parts: true, ..response_head(ReplyKind::Ok, false) };
         let mut frame = body(block);
@@ -370,7 +370,7 @@ fn each_broken_rule_of_parts_has_its_own_error() {
     assert_eq!(wire::parse_with_tail(&status, 1).map(drop), Err(conflict));
 }
 
-/// The head's bytes again, from what was understood.
+/// Encodes a parsed head again.
 fn encode_again(frame: &Frame, rest: &[u8]) -> Option<Vec<u8>> {
     Some(match frame {
         Frame::Request { head, metadata_bytes: 0 } => request(head, b"", rest),
@@ -398,7 +398,7 @@ fn encode_again(frame: &Frame, rest: &[u8]) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn a_frame_that_is_understood_says_nothing_that_was_not_understood() {
+fn parsed_frames_encode_to_the_same_bytes() {
     for (bytes, _, _) in golden() {
         for at in 0..bytes.len() {
             for value in 0..=u8::MAX {
@@ -412,9 +412,10 @@ fn a_frame_that_is_understood_says_nothing_that_was_not_understood() {
     }
 }
 
-/// What the short ways take they take as the long one does, and of golden frames the plain ones.
+/// The fast paths agree with `parse` on the frames that they read, and read the plain golden
+/// frames.
 #[test]
-fn the_short_ways_read_what_the_long_one_reads() {
+fn fast_paths_agree_with_parse() {
     let mut taken = 0;
     for (bytes, _, _) in golden() {
         for at in 0..bytes.len() {
@@ -447,7 +448,7 @@ fn the_short_ways_read_what_the_long_one_reads() {
 }
 
 #[test]
-fn a_cut_frame_is_refused_or_has_less_body() {
+fn a_cut_frame_is_refused_or_shorter() {
     for (bytes, _, frame) in golden() {
         let (_, head_bytes) = wire::parse(&bytes).expect("well-formed");
         let metadata = match frame {
@@ -482,6 +483,38 @@ fn changed(bytes: &[u8], at: usize, value: u8) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes[at] = value;
     bytes
+}
+
+#[test]
+fn credentials_follow_the_fields_of_a_hello() {
+    let plain =
+        Hello { min_version: 1, max_version: 2, max_calls: 1024, features: 8, stream_window: None };
+    let window = StreamWindow { items: 16, bytes: 65_536 };
+    let streams = Hello { features: 9, stream_window: Some(window), ..plain };
+    for (hello, golden) in [
+        (plain, "0100 0200 00040000 0800000000000000 0300 746f6b"),
+        (streams, "0100 0200 00040000 0900000000000000 10000000 00000100 0300 746f6b"),
+    ] {
+        let mut frame = wire::hello(&hello);
+        wire::append_credentials(&mut frame, b"tok");
+        let header = "01000000 00000000 00000000 00000000";
+        assert_eq!(&*frame, [hex(header), hex(golden)].concat());
+        let (parsed, head_bytes) = wire::parse(&frame).expect("a good hello");
+        assert_eq!((parsed, head_bytes), (Frame::Hello(hello), frame.len()));
+        assert_eq!(wire::credentials(&hello, &frame), Ok(Some(&b"tok"[..])));
+        let later = [&frame[..], b"of a later version"].concat();
+        assert_eq!(wire::credentials(&hello, &later), Ok(Some(&b"tok"[..])));
+        for cut in 1..=5 {
+            let cut = &frame[..frame.len() - cut];
+            assert_eq!(wire::credentials(&hello, cut), Err(WireError::HelloTruncated));
+        }
+        let old = Hello { features: hello.features & !8, ..hello };
+        assert_eq!(wire::credentials(&old, &frame), Ok(None));
+        let mut long = wire::hello(&hello);
+        long.extend_from_slice(&[0x01, 0x20]);
+        long.extend_from_slice(&[7; 0x2001]);
+        assert_eq!(wire::credentials(&hello, &long), Err(WireError::CredentialsTooLong(0x2001)));
+    }
 }
 
 #[test]
@@ -542,9 +575,9 @@ fn each_broken_rule_has_its_own_error() {
     assert_eq!(head_bytes, longer.len());
 }
 
-/// Whatever one changed byte in whatever frame says, a session takes it or names a rule.
+/// For every changed byte in every frame, a session accepts it or names a rule.
 #[test]
-fn a_session_survives_every_changed_byte_and_every_cut() {
+fn a_session_survives_mutated_frames() {
     let hello = golden().remove(0).0;
     let mut refused = 0;
     for (bytes, _, _) in golden() {
@@ -555,10 +588,8 @@ fn a_session_survives_every_changed_byte_and_every_cut() {
         for frame in cuts.chain(changes) {
             let mut session: Session<(), ()> = Session::new(Role::Server, SessionLimits::default());
             let now = std::time::Instant::now;
-            let mut take = |bytes: &[u8]| -> Result<(), SessionError> {
-                let message = Message::copied(bytes);
-                session.on_message(message, now, &mut |_| Revoked::TooLate)
-            };
+            let mut late = |_| Revoked::TooLate;
+            let mut take = |bytes| session.on_message(Message::copied(bytes), now, &mut late);
             take(&hello).expect("a good hello");
             refused += u32::from(take(&frame).is_err());
             while session.poll_event().is_some() {}

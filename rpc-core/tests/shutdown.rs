@@ -1,4 +1,4 @@
-//! Servers that end while clients come.
+//! Servers that shut down while clients connect.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rpc_core::{Channel, Server};
 
-/// Connects again and again until the server has ended; gives the channels that came up.
+/// Connects repeatedly until the server has ended; returns the connected channels.
 async fn storm(address: String, ended: Arc<AtomicBool>) -> Vec<Channel> {
     let mut channels = Vec::new();
     while !ended.load(Ordering::SeqCst) {
@@ -19,9 +19,9 @@ async fn storm(address: String, ended: Arc<AtomicBool>) -> Vec<Channel> {
     channels
 }
 
-/// Whoever was let in, at whatever moment, is told of the end.
+/// Every accepted client, whenever it connected, is notified of the shutdown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn a_shutdown_in_a_storm_of_clients_leaves_no_connection() {
+async fn a_shutdown_under_load_leaves_no_connection() {
     for round in 0..20 {
         let address = format!("mem://shutdown-storm-{round}");
         let server =

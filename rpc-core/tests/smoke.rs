@@ -38,16 +38,16 @@ async fn a_call_goes_through_every_layer() {
     serving.await.unwrap().unwrap();
 }
 
-/// What users keep in structs of their own, and share between tasks and threads.
+/// Types that users keep in their structs and share between tasks and threads.
 #[test]
 fn handles_can_be_shared_and_sent() {
     fn is_shared<T: Send + Sync + 'static>() {}
     fn is_sent<T: Send + 'static>() {}
     is_shared::<rpc_core::Channel>();
     is_shared::<rpc_core::client::blocking::BlockingChannel>();
-    is_shared::<rpc_core::ConnectionHandle>();
+    is_shared::<rpc_core::client::ConnectionHandle>();
     is_shared::<rpc_core::ShutdownHandle>();
-    is_shared::<rpc_core::StatsHandle>();
+    is_shared::<rpc_core::stats::StatsHandle>();
     is_shared::<rpc_core::health::HealthReporter>();
     is_shared::<rpc_core::Context>();
     is_shared::<rpc_core::Metadata>();
@@ -55,19 +55,19 @@ fn handles_can_be_shared_and_sent() {
     is_shared::<rpc_core::CallError<String>>();
     is_shared::<rpc_core::BulkPool>();
     is_shared::<rpc_core::Bulk>();
-    is_shared::<rpc_core::BulkMut>();
-    is_shared::<rpc_core::BulkReader>();
-    is_shared::<rpc_core::ReplySlot>();
+    is_shared::<rpc_core::bulk::BulkMut>();
+    is_shared::<rpc_core::bulk::BulkReader>();
+    is_shared::<rpc_core::bulk::ReplySlot>();
     is_shared::<rpc_core::ServerBuilder>();
     is_shared::<rpc_core::ChannelBuilder>();
-    is_shared::<rpc_core::StartedCall<String>>();
-    is_shared::<rpc_core::StreamCall<'static, String>>();
+    is_shared::<rpc_core::client::StartedCall<String>>();
+    is_shared::<rpc_core::client::StreamCall<'static, String>>();
     is_shared::<rpc_core::stream::Streaming<String>>();
     is_shared::<rpc_core::stream::BlockingStreaming<String>>();
     is_shared::<rpc_core::stream::Sender<String>>();
     is_sent::<rpc_core::Server>();
     is_sent::<rpc_core::service::Handler>();
-    // Items need not be shared to be sent.
+    // Items need not be `Sync` to be sent.
     is_sent::<rpc_core::stream::Streaming<std::cell::Cell<u8>>>();
-    is_sent::<rpc_core::StartedCall<std::cell::Cell<u8>>>();
+    is_sent::<rpc_core::client::StartedCall<std::cell::Cell<u8>>>();
 }

@@ -1,9 +1,10 @@
-//! Spans of calls, and the trace that goes with them.
+//! Spans of calls, and their traces.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 
 use std::collections::HashMap;
 use std::fmt::Debug;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rpc_core::stream::{self, Stream};
@@ -95,17 +96,17 @@ impl Inner for Worker {
     }
 }
 
-/// Keeps every span, and which one each event is in.
+/// Keeps every span, and the span of each event.
 #[derive(Clone, Default)]
 struct Spans(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
-    /// Who asks is told that nothing is recorded.
+    /// Whether it reports everything as disabled.
     is_off: bool,
-    /// What is recorded later makes it panic.
+    /// Whether it panics when a field is recorded later.
     is_broken: bool,
-    /// Spans that close make it panic.
+    /// Whether it panics when a span closes.
     is_broken_at_close: bool,
     spans: Vec<Span>,
     entered: Vec<u64>,
@@ -194,7 +195,7 @@ impl Spans {
         spans.collect()
     }
 
-    /// The ids of the spans of a method: name, trace, parent, its own.
+    /// The ids of the spans of a method: name, trace, parent, span.
     fn ids(&self, method: &str) -> Vec<(&'static str, String, String, String)> {
         let state = self.0.lock().unwrap();
         let field = |span: &Span, name: &str| span.fields.get(name).cloned().unwrap_or_default();
@@ -207,25 +208,42 @@ impl Spans {
         spans.map(id).collect()
     }
 
-    /// The methods whose server span each event with those words is in.
+    /// The methods of the server spans with an event of this text.
     fn within(&self, words: &str) -> Vec<String> {
         let state = self.0.lock().unwrap();
         let events = state.events.iter().filter(|(message, _)| message == words);
         let of = |id: &Option<u64>| {
             let span = &state.spans[id.expect("it is in no span") as usize - 1];
             assert_eq!(span.name, "server call");
-            assert!(span.fields.contains_key("network.peer.address"), "{:?}", span.fields);
+            check_peer(span);
             format!("{}.{}", span.fields["rpc.service"], span.fields["rpc.method"])
         };
         events.map(|(_, within)| of(within)).collect()
     }
 }
 
-/// Runs on one thread, which a subscriber of the thread sees all of.
+/// The peer, depending on the scheme: a process, or an address and its port.
+fn check_peer(span: &Span) {
+    let port = span.fields.get("network.peer.port").map(|port| port.parse::<u16>().unwrap());
+    let process = format!("pid {} uid ", std::process::id());
+    match &*span.fields["network.peer.address"] {
+        "127.0.0.1" => assert!(port.is_some_and(|port| port > 0), "{:?}", span.fields),
+        "this process" => assert_eq!(port, None),
+        other => {
+            let user = other.strip_prefix(&process).map(str::parse::<u32>);
+            assert!(matches!(user, Some(Ok(_))) && port.is_none(), "{:?}", span.fields);
+        }
+    }
+}
+
+/// Runs on one thread, so that the thread's subscriber sees everything.
 fn run<F: Future<Output = ()>>(test: impl Fn(OuterClient, Channel) -> F) {
-    let name = format!("spans-{}", std::process::id());
+    // Tests of one process run at once.
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("spans-{}-{number}", std::process::id());
     for address in
-        ["mem://spans".to_owned(), format!("shm://{name}"), "tcp://127.0.0.1:0".to_owned()]
+        [format!("mem://{name}"), format!("shm://{name}"), "tcp://127.0.0.1:0".to_owned()]
     {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -241,7 +259,7 @@ fn run<F: Future<Output = ()>>(test: impl Fn(OuterClient, Channel) -> F) {
 }
 
 #[test]
-fn calls_have_spans_at_both_ends_and_their_handlers_run_inside() {
+fn calls_have_spans_at_both_ends() {
     let spans = Spans::default();
     tracing::subscriber::with_default(spans.clone(), || {
         run(|client, _| {
@@ -299,15 +317,17 @@ fn calls_have_spans_at_both_ends_and_their_handlers_run_inside() {
     });
 }
 
-/// The task of a handler that had yielded ended without a reply, so the call never ended.
+/// Regression: the task of a handler that had yielded ended without a reply, so the call never
+/// ended.
 #[test]
-fn a_subscriber_that_panics_at_the_end_of_a_call_costs_none() {
+fn a_subscriber_panic_at_the_end_is_harmless() {
     calls_end_under(|| State { is_broken: true, ..State::default() });
 }
 
-/// The handler's span closed before its reply was given to the session: the call never ended.
+/// Regression: the handler's span closed before its reply was passed to the session, so the call
+/// never ended.
 #[test]
-fn a_subscriber_that_panics_when_a_span_closes_costs_no_call() {
+fn a_subscriber_panic_on_close_is_harmless() {
     calls_end_under(|| State { is_broken_at_close: true, ..State::default() });
 }
 
@@ -334,9 +354,9 @@ fn calls_end_under(state: impl Fn() -> State) {
     });
 }
 
-/// Without spans nothing is added to a request, and what a caller sends is handed on as it came.
+/// Without spans nothing is added to a request, and the caller's trace is forwarded unchanged.
 #[test]
-fn a_trace_is_passed_on_by_those_who_do_not_take_part() {
+fn a_trace_is_forwarded_without_spans() {
     const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     run(|client, _| async move {
         for later in [false, true] {
@@ -346,16 +366,16 @@ fn a_trace_is_passed_on_by_those_who_do_not_take_part() {
             let expected = [format!("traceparent={TRACE}"), "tracestate=a=1".to_owned()];
             assert_eq!(traced.metadata("other", "is not passed on").await.unwrap(), expected);
         }
-        // What is no trace is nobody's parent.
+        // A malformed trace is not used as a parent.
         let broken =
             client.ask(false).metadata("traceparent", "00-nonsense").metadata("tracestate", "a=1");
         assert_eq!(broken.await.unwrap(), Vec::<String>::new());
     });
 }
 
-/// The state that the handler's caller had sent was put in place of it.
+/// Regression: the state of the handler's caller replaced it.
 #[test]
-fn a_state_that_a_call_has_of_its_own_stays() {
+fn a_calls_own_state_stays() {
     const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     run(|client, _| async move {
         let call = client.with_state().metadata("traceparent", TRACE);
@@ -364,10 +384,10 @@ fn a_state_that_a_call_has_of_its_own_stays() {
     });
 }
 
-/// Of a caller without spans each nested call began a trace of its own, and with a caller's trace
-/// nothing said which span the nested calls were made in.
+/// Regression: without a trace of the caller, each nested call began its own trace; with one,
+/// nested calls were not linked to the handler's span.
 #[test]
-fn nested_calls_are_children_of_the_server_span_whatever_the_caller_sent() {
+fn nested_calls_are_children_of_the_server_span() {
     const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
     let spans = Spans::default();
     tracing::subscriber::with_default(spans.clone(), || {
@@ -405,10 +425,10 @@ fn nested_calls_are_children_of_the_server_span_whatever_the_caller_sent() {
     });
 }
 
-/// What a caller sends to be handed on made the handler's calls fail: with the metadata that they have
-/// themselves it was longer than the channel sends.
+/// Regression: a long trace of the caller made the handler's calls fail: with their own metadata it
+/// exceeded the limit of the channel.
 #[test]
-fn a_long_trace_is_left_out_and_makes_no_nested_call_fail() {
+fn a_long_trace_fails_no_nested_call() {
     const PARENT: &str = "0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     run(|client, _| async move {
         let own = |bytes: u32| format!("own={}", ".".repeat(bytes as usize));

@@ -1,5 +1,5 @@
-//! Methods marked `#[rpc(spawn)]`, and long arguments: a handler that blocks its thread keeps no call of
-//! its connection from being served, as long as another thread of the runtime is free.
+//! Methods marked `#[rpc(spawn)]`, and long arguments: a handler that blocks its thread delays no
+//! other call of its connection, as long as another thread of the runtime is free.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::sync::{Arc, Condvar, LazyLock, Mutex};
@@ -12,12 +12,14 @@ use serde::{Deserialize, Deserializer, Serialize};
 trait Work {
     #[rpc(spawn)]
     async fn block(&self);
+    /// A method that only the server spawns.
+    async fn block_here(&self);
     async fn release(&self);
     async fn release_decoding(&self);
     async fn count(&self, words: Vec<String>, end: End) -> u64;
 }
 
-/// What is decoded last. Where that is awaited, it blocks until another call has been served.
+/// Decoded last; blocks, if told to, until another call has been served.
 #[derive(Clone, Copy, Serialize)]
 struct End;
 
@@ -79,6 +81,14 @@ impl Work for Blocking {
         self.0.set(|state| *state = State::default());
     }
 
+    async fn block_here(&self) {
+        tokio::task::block_in_place(|| {
+            self.0.set(|state| state.waiting = true);
+            assert!(self.0.wait(|state| state.released), "the other call was not served meanwhile");
+            self.0.set(|state| *state = State::default());
+        });
+    }
+
     async fn release(&self) {
         self.0.set(|state| state.released = true);
     }
@@ -96,7 +106,7 @@ fn workers(count: usize) -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(count).enable_all().build().unwrap()
 }
 
-/// A server's gate, what its handlers run on, what calls run on, and its client.
+/// A server's gate, the runtimes of its handlers and of the calls, and its client.
 type World = (Arc<Gate>, tokio::runtime::Runtime, tokio::runtime::Runtime, WorkClient);
 
 /// One over each wire.
@@ -108,6 +118,7 @@ fn worlds(name: &str) -> impl Iterator<Item = World> {
         let address = serving.block_on(async {
             let server = Server::builder()
                 .add_service(WorkServer::new(Blocking(Arc::clone(&gate))))
+                .spawn_calls_to("Work.block_here")
                 .poll_mode(PollMode::Event)
                 .bind(&address)
                 .await
@@ -123,7 +134,7 @@ fn worlds(name: &str) -> impl Iterator<Item = World> {
 }
 
 #[test]
-fn a_handler_that_blocks_its_thread_keeps_no_other_call_waiting() {
+fn a_spawned_blocking_handler_blocks_no_call() {
     for (gate, _serving, calling, client) in worlds("spawn") {
         for _ in 0..20 {
             let blocked = client.block().start();
@@ -134,9 +145,36 @@ fn a_handler_that_blocks_its_thread_keeps_no_other_call_waiting() {
     }
 }
 
-/// They were decoded by the driver, and whatever took it long there all else waited for.
 #[test]
-fn arguments_that_are_long_to_decode_keep_no_other_call_waiting() {
+fn a_server_says_which_calls_are_tasks() {
+    for (gate, _serving, calling, client) in worlds("spawn-here") {
+        for _ in 0..20 {
+            let blocked = client.block_here().start();
+            assert!(gate.wait(|state| state.waiting));
+            calling.block_on(client.release()).unwrap();
+            calling.block_on(blocked).unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn only_calls_that_there_are_can_be_tasks() {
+    let bind = async |name: &str| {
+        let service = WorkServer::new(Blocking(Arc::default()));
+        let server = Server::builder().add_service(service).spawn_calls_to(name);
+        server.bind("mem://").await.map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(bind("Work").await, Ok(()), "all of them");
+    for name in ["Work.blocks", "work", "", "Work."] {
+        let error = bind(name).await.unwrap_err();
+        let said = format!("there is no {name} here; pass the name of a service");
+        assert!(error.contains(&said) && error.contains("Work.block_here"), "{error}");
+    }
+}
+
+/// Regression: they were decoded by the driver, so everything else waited for slow decoding.
+#[test]
+fn slow_decoding_blocks_no_other_call() {
     let words = vec!["word".to_owned(); 20_000];
     for (_gate, _serving, calling, client) in worlds("decode") {
         assert_eq!(calling.block_on(client.count(Vec::new(), End)).unwrap(), 0);

@@ -1,5 +1,4 @@
-//! What the items of a stream cost in allocations when everything is warm: nothing, on either side
-//! and in either direction.
+//! Items of a stream do not allocate in steady state, at either end and in either direction.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use allocation_counter::measure;
@@ -37,7 +36,7 @@ impl Flow for Service {
     }
 }
 
-/// Items until the windows and what is kept have grown to what is needed, and those of a series.
+/// Warm-up items, until windows and pools have grown, and the items of a measured series.
 const WARM_UP: u32 = 4000;
 const ITEMS: u32 = 1000;
 const SERIES: u32 = 3;
@@ -52,7 +51,7 @@ fn items_allocate_nothing() {
     }
 }
 
-/// Both ends on one thread, which is the one whose allocations are counted.
+/// Both ends on one thread, whose allocations are counted.
 fn items_allocate_nothing_in(mode: PollMode, codec: Codec) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let address = format!("mem://stream-allocs-{mode:?}-{codec:?}");
@@ -65,7 +64,7 @@ fn items_allocate_nothing_in(mode: PollMode, codec: Codec) {
     });
     let mut given = runtime.block_on(async { client.give().await.unwrap() });
     let mut relayed = runtime.block_on(async { client.relay(endless()).await.unwrap() });
-    // The least of a few series, as for calls.
+    // The minimum of a few series, as for calls.
     let least = |read: &mut dyn FnMut(u32)| {
         read(WARM_UP);
         (0..SERIES).map(|_| measure(|| read(ITEMS)).count_total).min().unwrap()
@@ -87,7 +86,7 @@ fn items_allocate_nothing_in(mode: PollMode, codec: Codec) {
     println!(
         "{mode:?} {codec:?}: {results} for {ITEMS} items of results, {both} in both directions"
     );
-    // A few of the runtime itself.
+    // A few by the runtime itself.
     assert!(results <= 10, "{mode:?} {codec:?}: {results} for {ITEMS} items of results");
     assert!(both <= 10, "{mode:?} {codec:?}: {both} for {ITEMS} items in both directions");
 }

@@ -1,4 +1,4 @@
-//! Streams of arguments and results: each shape of the trait, each end, and who drops what.
+//! Streams of arguments and results: each form in the trait, each kind of end, and drops.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::sync::Arc;
@@ -86,7 +86,7 @@ impl Service {
     }
 }
 
-/// Tells when it is dropped.
+/// Reports its drop.
 struct Guard<'a>(&'a Service);
 
 impl Drop for Guard<'_> {
@@ -298,7 +298,7 @@ async fn a_call_is_refused_before_its_stream() {
     assert_eq!(all(words).await.unwrap(), ["cat"]);
     let refused = world.client.checked_twice(0).await.unwrap_err();
     assert_eq!(refused.status().unwrap().code(), Code::PermissionDenied);
-    // An error that is the stream's first thing is no refusal.
+    // An error as the first event of a stream is not a refusal.
     let mut numbers = world.client.fails(0).await.unwrap();
     assert_eq!(numbers.next().await, Some(Err(CallError::User(Refused::After(0)))));
 }
@@ -352,7 +352,7 @@ async fn arguments_are_streamed() {
     assert_eq!(world.client.total(slow).await, Ok(6));
     let started = world.client.total(stream::iter(0..10)).start();
     assert_eq!(tokio::spawn(started).await.unwrap(), Ok(45));
-    // It borrows what its caller has.
+    // It borrows from its caller.
     let rows = [4, 5];
     assert_eq!(world.client.total(stream::iter(rows.iter().copied())).await, Ok(9));
 }
@@ -388,7 +388,7 @@ async fn items_of_every_size_arrive() {
     let entries = all(entries).await.unwrap();
     for (entry, size) in entries.iter().zip(sizes) {
         assert_eq!((&*entry.name, entry.content.len()), (&*size.to_string(), u64::from(size)));
-        assert!(entry.content.to_vec().iter().all(|byte| *byte == 7));
+        assert!(entry.content.to_vec().unwrap().iter().all(|byte| *byte == 7));
     }
     assert_eq!(entries.len(), sizes.len());
     let sent = world.client.sizes(stream::iter(entries)).await.unwrap();
@@ -402,7 +402,7 @@ async fn a_source_that_fails_resets_its_stream() {
     let status = world.client.how_it_ended(rows).await.unwrap_err();
     assert_eq!((status.code(), status.message()), (Code::DataLoss, "a torn page"));
     assert_eq!(world.client.how_it_ended(stream::iter([1, 2])).await.unwrap(), "1 2 Finished");
-    // The same with results: the error is the last thing.
+    // With results, the error is the last event.
     let numbers = stream::iter([Ok(1), Err(Status::data_loss("a torn page"))]);
     let mut relayed = world.client.relay(numbers).await.unwrap();
     assert_eq!(relayed.next().await, Some(Ok(1)));
@@ -411,7 +411,7 @@ async fn a_source_that_fails_resets_its_stream() {
     assert_eq!(relayed.end(), Some(StreamEnd::Failed));
 }
 
-/// A source that is pending for ever, and tells when it is dropped.
+/// A source that is always pending, and reports its drop.
 fn pending_source(held: &Arc<()>) -> impl Stream<Item = u32> + use<> {
     let held = Arc::clone(held);
     stream::iter([1]).chain(futures::stream::poll_fn(move |_| {
@@ -421,7 +421,7 @@ fn pending_source(held: &Arc<()>) -> impl Stream<Item = u32> + use<> {
 }
 
 #[tokio::test]
-async fn a_reader_that_stops_drops_the_source_at_once() {
+async fn a_stopped_reader_drops_the_source() {
     let world = world("stops").await;
     let held = Arc::new(());
     let call = world.client.stops_reading(pending_source(&held)).start();
@@ -510,7 +510,7 @@ async fn the_deadline_is_that_of_the_whole_call() {
     world.service.until_dropped(1).await;
 }
 
-/// What nobody reads takes memory of the server's budget, whatever the number of streams.
+/// Unread items take memory of the server's budget, whatever the number of streams.
 #[tokio::test]
 async fn unread_arguments_are_charged_to_the_servers_budget() {
     let _watchdog = Watchdog::start("budget");
@@ -545,10 +545,10 @@ async fn unread_arguments_are_charged_to_the_servers_budget() {
             }
         }
     }
-    // Half of the budget is for what cannot be refused.
+    // Half of the budget is reserved for data that cannot be refused.
     assert!(done >= 4 && refused >= 1, "{done} done, {refused} refused");
     assert_eq!(client.add(1, 2).await, Ok(3));
-    // It is given back.
+    // It is released.
     service.go_on.notify_one();
     assert_eq!(client.stops_reading(pending_source(&held)).await, Ok(5));
 }

@@ -1,4 +1,4 @@
-//! What users' tests need: a service without an address, and a clock of their own.
+//! Support for users' tests: a service without an address, and a controlled clock.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::sync::Arc;
@@ -27,7 +27,7 @@ impl Counter for Fixed {
 }
 
 #[tokio::test]
-async fn a_channel_to_a_service_is_its_own_and_ends_it() {
+async fn a_channel_to_a_service_owns_it() {
     let (first, second) = (Arc::new(Fixed(1)), Arc::new(Fixed(2)));
     let channel = Channel::to(CounterServer::from_arc(Arc::clone(&first))).await.unwrap();
     let one = CounterClient::new(channel.clone());
@@ -46,7 +46,7 @@ async fn a_channel_to_a_service_is_its_own_and_ends_it() {
 }
 
 #[tokio::test]
-async fn a_mem_address_without_a_name_is_one_that_nobody_has() {
+async fn an_unnamed_mem_address_is_unique() {
     let bind = || Server::builder().bind("mem://");
     let (first, second) = (bind().await.unwrap(), bind().await.unwrap());
     assert_ne!(first.local_address(), second.local_address());

@@ -1,4 +1,4 @@
-//! What users hand in is run and dropped where it can do no harm.
+//! User code runs and user values are dropped where they can do no harm.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ trait Failing {
     async fn dropped(&self) -> bool;
 }
 
-/// An error whose end needs the server: a connection can be made only when no shard is locked.
+/// An error whose drop needs the server: a connection can be made only while no shard is locked.
 #[derive(Debug)]
 struct Demanding {
     address: &'static str,
@@ -40,7 +40,7 @@ impl Drop for Demanding {
                 tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             done.send(runtime.block_on(Channel::connect(address)).is_ok())
         });
-        // Met only by what hangs.
+        // Reached only by a hanging test.
         let connected = is_done.recv_timeout(Duration::from_secs(8)) == Ok(true);
         self.got_it.fetch_and(connected, Ordering::SeqCst);
     }
@@ -75,8 +75,8 @@ impl Failing for Service {
     }
 }
 
-/// The status that a handler ends with was dropped under the lock of its shard, and with it the
-/// source of its making.
+/// Regression: the status of a handler was dropped under the lock of its shard, and with it its
+/// user-defined source.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_status_is_dropped_outside_the_lock() {
     let address = "mem://user-code-status";
@@ -107,7 +107,7 @@ impl Dispatch for Bomb {
     }
 }
 
-/// A dispatcher that panicked took its shard's driver down, and every connection with it.
+/// Regression: a panic of a dispatcher ended its shard's driver and every connection.
 #[tokio::test]
 async fn a_dispatcher_that_panics_costs_its_call() {
     static METHOD: MethodDescriptor = MethodDescriptor::new("Bomb.call", "() -> ()", &[]);

@@ -1,4 +1,4 @@
-//! Nobody sleeps through a message, whoever polled last.
+//! No waiter misses a message, whichever task polled last.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::fs;
@@ -38,16 +38,16 @@ impl Thread {
         Self(fs::canonicalize("/proc/thread-self").unwrap())
     }
 
-    /// Whether it waits in the kernel. A runtime of one thread does when no task of it has anything to
-    /// do, the driver among them; one that spins or yields never lets it.
+    /// Whether it waits in the kernel. A runtime of one thread does if none of its tasks, including
+    /// the driver, has work; a task that spins or yields prevents it.
     fn is_asleep(&self) -> bool {
         let stat = fs::read_to_string(self.0.join("stat")).unwrap();
-        // The name in parentheses may hold anything.
+        // The name in parentheses may contain anything.
         stat.rsplit_once(") ").unwrap().1.starts_with('S')
     }
 }
 
-/// A server on a thread of its own that polls without a pause.
+/// A server on a separate thread that polls continuously.
 fn busy_server(
     address: &'static str,
     client: Thread,
@@ -69,15 +69,15 @@ fn busy_server(
     (is_ready.recv().unwrap(), thread)
 }
 
-/// A lone caller polls the CQ itself while the driver sleeps, and so takes the events that the
-/// driver armed for. It must not leave the driver asleep: the late answer would wake nobody.
+/// A lone caller polls the CQ itself while the driver sleeps, and so consumes the events that the
+/// driver armed for. It must not leave the driver asleep, or a late answer would wake nobody.
 async fn fast_calls_then_a_slow_one(address: &'static str) {
     let _watchdog = Watchdog::start(address);
     let thread = Thread::current();
     let (stop, serving) = busy_server(address, thread.clone());
     let client = SlowClient::connect(address).await.unwrap();
     for _ in 0..20 {
-        // The driver is to sleep when the fast calls begin.
+        // The driver must be asleep when the fast calls begin.
         let thread = thread.clone();
         let asleep = move || {
             while !thread.is_asleep() {
@@ -96,11 +96,11 @@ async fn fast_calls_then_a_slow_one(address: &'static str) {
 }
 
 #[tokio::test]
-async fn a_caller_that_polled_leaves_no_driver_asleep_busy_mem() {
+async fn a_caller_leaves_no_driver_asleep_busy_mem() {
     fast_calls_then_a_slow_one("mem://wakeups").await;
 }
 
 #[tokio::test]
-async fn a_caller_that_polled_leaves_no_driver_asleep_busy_shm() {
+async fn a_caller_leaves_no_driver_asleep_busy_shm() {
     fast_calls_then_a_slow_one("shm://wakeups-test").await;
 }

@@ -1,16 +1,18 @@
-//! Health: whether a server, or one of its services, is to be sent calls. For balancers, and for who
-//! starts and stops servers.
+//! Health: whether a server, or one of its services, should be sent calls. For load balancers and
+//! supervisors.
 //!
-//! [`ServerBuilder::health`](crate::ServerBuilder::health) switches the service `rpc.Health` on. The
-//! server itself, which has the name "", and each of its services are [`Serving`](ServingStatus::Serving)
-//! until their [`HealthReporter`] says otherwise. From the begin of a shutdown on, all of them are
-//! [`Draining`](ServingStatus::Draining); with a
-//! [lead time](crate::ServerBuilder::drain_lead) that is before clients are told to go away.
+//! [`ServerBuilder::health`](crate::ServerBuilder::health) enables the service `rpc.Health`. The
+//! server itself, which has the name "", and each of its services are
+//! [`Serving`](ServingStatus::Serving) until their [`HealthReporter`] changes that. From the start
+//! of a shutdown, all of them are [`Draining`](ServingStatus::Draining); with a
+//! [lead time](crate::ServerBuilder::drain_lead), this is before clients are sent away.
 //!
 //! ```
 //! # #[rpc_core::service] pub trait Greeter { async fn greet(&self) -> String; }
-//! # struct Polite; impl Greeter for Polite { async fn greet(&self) -> String { "Good day".into() } }
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # struct Polite;
+//! # impl Greeter for Polite { async fn greet(&self) -> String { "Good day".into() } }
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use rpc_core::Server;
 //! use rpc_core::health::{HealthClient, HealthReporter, ServingStatus};
 //!
@@ -24,38 +26,40 @@
 //!
 //! let health = HealthClient::connect("mem://health").await?;
 //! assert_eq!(health.check("Greeter").await?, ServingStatus::Serving);
-//! let mut states = health.watch("Greeter").await?; // the state, and each further one
-//! reporter.set("Greeter", ServingStatus::NotServing); // its database is away, say
+//! let mut states = health.watch("Greeter").await?; // the current status and later ones
+//! reporter.set("Greeter", ServingStatus::NotServing); // for example, its database is down
 //! while states.try_next().await? != Some(ServingStatus::NotServing) {}
 //! # Ok(()) }
 //! ```
 //!
-//! Interceptors see these calls, too: one that asks for a token lets those pass whose method's name
-//! begins with `rpc.Health.`, if balancers have none.
+//! Interceptors see these calls too, so one that requires a token rejects probes without one:
+//! [`ServerBuilder::open_health`](crate::ServerBuilder::open_health) bypasses the interceptors.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use rpc_transport::lock::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
 
 use crate::context::Context;
+use crate::runtime::watched::{Closed, Watch, Watched};
 use crate::status::Status;
 use crate::stream::{self, Stream};
+use crate::text::printable;
 
-/// Most bytes of a name that are shown back to who asked for it.
-const MAX_SHOWN_CHARS: usize = 128;
+/// Maximum length of a requested name that is repeated in an error, bytes.
+const MAX_SHOWN_BYTES: usize = 128;
 
-/// Whether calls are welcome.
+/// The health of a server or a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ServingStatus {
-    /// They are.
+    /// Calls are accepted.
     Serving,
-    /// They are still answered, but the server is about to shut down: send them to another one.
+    /// Calls are still answered, but the server is about to shut down: send new ones to another
+    /// server.
     Draining,
-    /// They would fail.
+    /// Calls would fail.
     NotServing,
 }
 
@@ -69,81 +73,89 @@ impl fmt::Display for ServingStatus {
     }
 }
 
-/// Whether a server and its services are to be sent calls. See [`health`](self).
+/// Whether a server and its services should be sent calls. See [`health`](self).
 #[crate::service(crate = crate, name = "rpc.Health")]
 pub trait Health {
-    /// Tells the status of a service, or of the whole server, which has an empty name. A service that
-    /// is not known there is `NotFound`.
+    /// Returns the status of a service, or of the whole server, whose name is empty. An unknown
+    /// service is `NotFound`.
     #[rpc(idempotent)]
     async fn check(&self, service: &str) -> Result<ServingStatus, Status>;
 
-    /// Tells the status of a service now, and each further one; of changes that follow each other
-    /// faster than they are read, the last. It ends when the server begins to shut down, with
-    /// `Draining` as its last item. Refused as `check` is.
+    /// Streams the current status of a service and each later one; if changes are faster than the
+    /// reader, the latest. It ends when the server begins to shut down, with `Draining` as its last
+    /// item. Fails like `check`.
     async fn watch(&self, service: &str) -> Result<impl Stream<Item = ServingStatus>, Status>;
 }
 
-type Statuses = BTreeMap<String, watch::Sender<ServingStatus>>;
+type Statuses = BTreeMap<String, Watched<ServingStatus>>;
 
-/// Says how services are. Cheap to clone; clones are the same.
+/// Sets the health of services. Cheap to clone; clones share the state.
 ///
-/// One that is used by several servers speaks for all of them.
+/// A reporter can be used by several servers.
 #[derive(Clone, Default)]
 pub struct HealthReporter(Arc<Mutex<Statuses>>);
 
 impl HealthReporter {
-    /// Everything serves.
+    /// Creates a reporter in which everything is serving.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the status of a service, or of the whole server: "". What is set for the server does not
-    /// change that of its services, nor the other way round. A name that is not known yet becomes so.
+    /// Sets the status of a service, or of the whole server: "". The status of the server does not
+    /// affect that of its services, nor the other way round. An unknown name is added.
     pub fn set(&self, service: &str, status: ServingStatus) {
-        // Who watches is woken when the lock has been let go.
+        // Watchers are woken after the lock is released.
         let sender = self.sender(service, status);
-        sender.send_if_modified(|now| std::mem::replace(now, status) != status);
+        sender.update(|now| std::mem::replace(now, status) != status);
     }
 
-    /// What was set; `None` for a name that is not known. It does not tell that a server shuts down.
+    /// The status as set; `None` for an unknown name. It does not reflect a server's shutdown.
     #[must_use]
     pub fn status(&self, service: &str) -> Option<ServingStatus> {
-        self.0.lock().get(service).map(|sender| *sender.borrow())
+        self.0.lock().get(service).map(Watched::get)
     }
 
-    /// Makes services known; those that are keep their status.
+    /// The known names, sorted, with their status as set. "" is the whole server. It does not
+    /// reflect a server's shutdown.
+    #[must_use]
+    pub fn statuses(&self) -> Vec<(String, ServingStatus)> {
+        let statuses = self.0.lock();
+        statuses.iter().map(|(name, status)| (name.clone(), status.get())).collect()
+    }
+
+    /// Adds services; known ones keep their status.
     pub(crate) fn know<'a>(&self, services: impl IntoIterator<Item = &'a str>) {
         for service in services {
             self.sender(service, ServingStatus::Serving);
         }
     }
 
-    fn sender(&self, service: &str, at_first: ServingStatus) -> watch::Sender<ServingStatus> {
+    fn sender(&self, service: &str, at_first: ServingStatus) -> Watched<ServingStatus> {
         let mut statuses = self.0.lock();
-        let new = || watch::Sender::new(at_first);
+        let new = || Watched::new(at_first);
         statuses.entry(service.to_owned()).or_insert_with(new).clone()
     }
 
-    fn subscribe(&self, service: &str) -> Result<watch::Receiver<ServingStatus>, Status> {
-        let found = self.0.lock().get(service).map(watch::Sender::subscribe);
+    fn subscribe(&self, service: &str) -> Result<Watch<ServingStatus>, Status> {
+        let found = self.0.lock().get(service).map(Watched::watch);
         found.ok_or_else(|| {
-            let shown: String = service.chars().take(MAX_SHOWN_CHARS).collect();
-            Status::not_found(format!("there is no service {shown:?} here whose health is known"))
+            let shown = printable(service).at_most(MAX_SHOWN_BYTES);
+            Status::not_found(format!("the health of service {shown:?} is not known here"))
         })
     }
 }
 
 impl fmt::Debug for HealthReporter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let statuses = self.0.lock();
-        f.debug_map().entries(statuses.iter().map(|(name, it)| (name, *it.borrow()))).finish()
+        let statuses = self.0.lock().clone();
+        f.debug_map().entries(statuses.iter().map(|(name, it)| (name, it.get()))).finish()
     }
 }
 
 impl Health for HealthReporter {
     async fn check(&self, service: &str) -> Result<ServingStatus, Status> {
-        let status = *self.subscribe(service)?.borrow();
+        let status = self.subscribe(service)?.get();
         Ok(if Context::current().is_draining() { ServingStatus::Draining } else { status })
     }
 
@@ -158,10 +170,11 @@ impl Health for HealthReporter {
                 is_draining = tokio::select! {
                     biased;
                     () = &mut draining => true,
-                    // At once for the first status, and for what has changed while one was sent.
+                    // Ready at once for the first status, and for changes made while an item was
+                    // being sent.
                     changed = next(&mut statuses, told) => changed.is_err(),
                 };
-                let status = *statuses.borrow_and_update();
+                let status = statuses.look();
                 let status = if is_draining { ServingStatus::Draining } else { status };
                 if told.replace(status) != Some(status) {
                     out.send(status).await?;
@@ -174,8 +187,8 @@ impl Health for HealthReporter {
 
 /// Waits for a change, but not for the first status.
 async fn next(
-    statuses: &mut watch::Receiver<ServingStatus>,
+    statuses: &mut Watch<ServingStatus>,
     told: Option<ServingStatus>,
-) -> Result<(), watch::error::RecvError> {
+) -> Result<(), Closed> {
     if told.is_some() { statuses.changed().await } else { Ok(()) }
 }

@@ -1,8 +1,8 @@
-//! Services that a server has of its own, switched on by its builder. Their names begin with `rpc.`,
-//! which no other service's may.
+//! Built-in services, enabled by the server's builder. Their names begin with `rpc.`, which is
+//! reserved for them.
 //!
-//! Each is written with [`macro@crate::service`], so it is called, intercepted, bounded and drained as
-//! every other service is. Owns what they answer; knows of the server only what it is given.
+//! Each is written with [`macro@crate::service`], so it is called, intercepted, limited and drained
+//! like any other service. Owns their implementations; knows the server only through its arguments.
 
 pub mod health;
 pub mod reflect;
@@ -11,32 +11,38 @@ use std::sync::{Arc, OnceLock};
 
 use self::health::{HealthReporter, HealthServer};
 use self::reflect::{OwnStats, ReflectServer, Reflection, StatsServer};
-use crate::server::stats::WeakStatsHandle;
 use crate::service::Dispatch;
+use crate::stats::handle::WeakStatsHandle;
 
-/// Those of a server.
+/// The built-in services of a server.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Builtins {
     pub(crate) health: Option<HealthReporter>,
+    /// Whether health bypasses interceptors and layers.
+    pub(crate) is_health_open: bool,
     pub(crate) reflection: bool,
 }
 
 impl Builtins {
-    /// Adds them to the services of the user. Gives where the server is to put its numbers.
+    /// Adds them to the services of the user, or to those that bypass interceptors and layers.
+    /// Returns the place for the server's statistics.
     pub(crate) fn add_to(
         self,
         services: &mut Vec<Arc<dyn Dispatch>>,
+        open: &mut Vec<Arc<dyn Dispatch>>,
     ) -> Arc<OnceLock<WeakStatsHandle>> {
         if let Some(reporter) = self.health {
             reporter.know(services.iter().map(|service| service.descriptor().name).chain([""]));
-            services.push(Arc::new(HealthServer::new(reporter)));
+            let place = if self.is_health_open { &mut *open } else { &mut *services };
+            place.push(Arc::new(HealthServer::new(reporter)));
         }
         let stats = OwnStats::default();
         if self.reflection {
             services.push(Arc::new(StatsServer::new(stats.clone())));
             let reflection = Reflection::default();
             services.push(Arc::new(ReflectServer::new(reflection.clone())));
-            reflection.reflect_on(services.iter().map(|service| service.descriptor()));
+            reflection
+                .reflect_on(services.iter().chain(&*open).map(|service| service.descriptor()));
         }
         stats.0
     }

@@ -1,11 +1,13 @@
 //! Reflection: what a server serves and what it does, for tools such as `rpcctl`.
 //!
-//! [`ServerBuilder::reflection`](crate::ServerBuilder::reflection) switches the services `rpc.Reflect`
-//! and `rpc.Stats` on. Who may call the server then learns the names, documentation and types of all
-//! its methods, and what it is busy with; interceptors see these calls as they see all others.
+//! [`ServerBuilder::reflection`](crate::ServerBuilder::reflection) enables the services
+//! `rpc.Reflect` and `rpc.Stats`. Everybody who can call the server can then read the names,
+//! documentation and types of all its methods, and its statistics; interceptors see these calls
+//! like all others.
 //!
 //! ```
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use rpc_core::Server;
 //! use rpc_core::reflect::ReflectClient;
 //!
@@ -15,9 +17,11 @@
 //!     /// In English.
 //!     async fn greet(&self, name: &str) -> String;
 //! }
-//! # struct Polite; impl Greeter for Polite { async fn greet(&self, _: &str) -> String { "Good day".into() } }
+//! # struct Polite;
+//! # impl Greeter for Polite { async fn greet(&self, _: &str) -> String { "Good day".into() } }
 //!
-//! let server = Server::builder().add_service(GreeterServer::new(Polite)).reflection().bind("mem://reflect").await?;
+//! let builder = Server::builder().add_service(GreeterServer::new(Polite)).reflection();
+//! let server = builder.bind("mem://reflect").await?;
 //! tokio::spawn(server.serve());
 //!
 //! let reflect = ReflectClient::connect("mem://reflect").await?;
@@ -26,6 +30,8 @@
 //! assert_eq!((&*method.name, &*method.signature), ("Greeter.greet", "(str) -> str"));
 //! assert_eq!((&method.arguments[..], &*method.docs), (&["name".to_owned()][..], "In English."));
 //! assert_eq!(reflect.schema("Greeter.greet").await?, ["0: str", "result: str"]);
+//! let types = "argument name: #0\nresult: #0\n#0 str\n";
+//! assert_eq!(reflect.types("Greeter.greet").await?, types);
 //! # Ok(()) }
 //! ```
 
@@ -34,13 +40,14 @@ use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 
-use crate::observability::stats::{ConnectionStats, Histogram, MethodStats, ServerStats};
-use crate::server::stats::WeakStatsHandle;
 use crate::service::{MethodDescriptor, ServiceDescriptor};
+use crate::stats::handle::WeakStatsHandle;
+use crate::stats::{ConnectionStats, Histogram, MethodStats, ServerStats};
 use crate::status::Status;
+use crate::text::printable;
 
-/// Most characters of a name that are shown back to who asked for it.
-const MAX_SHOWN_CHARS: usize = 128;
+/// Maximum length of a requested name that is repeated in an error, bytes.
+const MAX_SHOWN_BYTES: usize = 128;
 
 /// A service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,17 +73,17 @@ pub struct MethodInfo {
     pub arguments: Vec<String>,
     /// Its documentation, in Markdown.
     pub docs: String,
-    /// `#[rpc(idempotent)]`: may be carried out more than once.
+    /// `#[rpc(idempotent)]`: safe to execute more than once.
     pub idempotent: bool,
-    /// `#[rpc(no_cancel)]`: runs to its end although the caller has gone away.
+    /// `#[rpc(no_cancel)]`: runs to its end even if the caller is gone.
     pub no_cancel: bool,
-    /// `#[rpc(spawn)]`: is a task from the start.
+    /// `#[rpc(spawn)]`: runs as a task from the start.
     pub spawn: bool,
     /// Takes a stream.
     pub streams_arguments: bool,
-    /// Gives a stream.
+    /// Returns a stream.
     pub streams_results: bool,
-    /// `#[rpc(stream_deadline = "idle")]`: a deadline starts anew with each item.
+    /// `#[rpc(stream_deadline = "idle")]`: the deadline restarts with each item.
     pub idle_deadline: bool,
 }
 
@@ -97,31 +104,38 @@ impl MethodInfo {
     }
 }
 
-/// What a server serves.
+/// Describes the services of a server.
 #[crate::service(crate = crate, name = "rpc.Reflect")]
 pub trait Reflect {
     /// The services, in the order in which they were added.
     #[rpc(idempotent)]
     async fn services(&self) -> Vec<ServiceInfo>;
 
-    /// The methods of a service. One that is not there is `NotFound`.
+    /// The methods of a service. An unknown service is `NotFound`.
     #[rpc(idempotent)]
     async fn methods(&self, service: &str) -> Result<Vec<MethodInfo>, Status>;
 
-    /// What the types of a method, `Service.method`, look like in a message: a line for each part of
-    /// them, its path and what is there. Arguments begin with their position, the rest with `result`,
-    /// `error`, `sent item`, `item` or `refusal`. Empty for a method that no macro has written. One
-    /// that is not there is `NotFound`.
+    /// The encoding of the types of a method, `Service.method`: a line for each part, with its path
+    /// and its kind. Paths of arguments begin with their position, other paths with `result`,
+    /// `error`, `sent item`, `item` or `refusal`. Empty for a method without the macro's
+    /// description. An unknown method is `NotFound`.
     #[rpc(idempotent)]
     async fn schema(&self, method: &str) -> Result<Vec<String>, Status>;
+
+    /// The types of a method, `Service.method`, as the text of an `rpc_schema::Schema`: also the
+    /// aliases and the defaults of fields. Empty for a method without the macro's description. An
+    /// unknown method is `NotFound`.
+    #[rpc(idempotent, spawn)]
+    async fn types(&self, method: &str) -> Result<String, Status>;
 }
 
-/// Reflects on services, itself included: so it learns of them after it has become one.
+/// Describes services, including itself, so it gets their descriptors after it has become one of
+/// them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Reflection(Arc<OnceLock<Vec<&'static ServiceDescriptor>>>);
 
 impl Reflection {
-    /// Says what there is, once.
+    /// Sets the services, once.
     pub(crate) fn reflect_on(&self, services: impl Iterator<Item = &'static ServiceDescriptor>) {
         let _ = self.0.set(services.collect());
     }
@@ -130,8 +144,13 @@ impl Reflection {
         self.0.get().map_or(&[], |services| services)
     }
 
+    fn method(&self, name: &str) -> Result<&'static MethodDescriptor, Status> {
+        let mut methods = self.all().iter().flat_map(|service| service.methods);
+        methods.find(|it| it.name == name).copied().ok_or_else(|| self.not_found("method", name))
+    }
+
     fn not_found(&self, what: &str, name: &str) -> Status {
-        let shown: String = name.chars().take(MAX_SHOWN_CHARS).collect();
+        let shown = printable(name).at_most(MAX_SHOWN_BYTES);
         let names: Vec<_> = self.all().iter().map(|service| service.name).collect();
         Status::not_found(format!(
             "no {what} {shown:?} here; the services are: {}",
@@ -156,10 +175,13 @@ impl Reflect for Reflection {
         Ok(found.methods.iter().map(|method| MethodInfo::of(method)).collect())
     }
 
+    async fn types(&self, method: &str) -> Result<String, Status> {
+        let graph = self.method(method)?.types();
+        Ok(graph.map(|graph| graph.to_string()).unwrap_or_default())
+    }
+
     async fn schema(&self, method: &str) -> Result<Vec<String>, Status> {
-        let mut methods = self.all().iter().flat_map(|service| service.methods);
-        let found = methods.find(|it| it.name == method);
-        let found = found.ok_or_else(|| self.not_found("method", method))?;
+        let found = self.method(method)?;
         Ok(found.schema().map(|schema| schema.lines().to_vec()).unwrap_or_default())
     }
 }
@@ -168,11 +190,11 @@ impl Reflect for Reflection {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct MethodSnapshot {
-    /// `Service.method`. Empty: all calls of methods that the server does not have.
+    /// `Service.method`. Empty: all calls of unknown methods.
     pub name: String,
-    /// Calls that have arrived.
+    /// Received calls.
     pub started: u64,
-    /// How they ended, by the name of the code.
+    /// Ended calls, by the name of the code.
     pub ended: BTreeMap<String, u64>,
     /// Calls that ended with the method's own error.
     pub user_errors: u64,
@@ -180,7 +202,7 @@ pub struct MethodSnapshot {
     pub request_bytes: u64,
     /// Encoded results, bytes.
     pub reply_bytes: u64,
-    /// The times of handlers: a sample.
+    /// The durations of handlers, sampled.
     pub took: Histogram,
 }
 
@@ -199,25 +221,25 @@ impl MethodSnapshot {
     }
 }
 
-/// What a server does, as [`ServerStats`].
+/// The statistics of a server, as [`ServerStats`].
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ServerSnapshot {
-    /// Its methods, those that nobody has called included.
+    /// Its methods, including those never called.
     pub methods: Vec<MethodSnapshot>,
     /// Some of its connections: those with the most messages.
     pub connections: Vec<ConnectionStats>,
-    /// How many there are.
+    /// Total number of connections.
     pub connection_count: u64,
-    /// Connections that were set up, ever.
+    /// Total number of connections set up.
     pub accepted: u64,
-    /// Connections that were refused, ever.
+    /// Total number of refused connections.
     pub refused: u64,
-    /// Connections whose set-up failed, ever.
+    /// Total number of failed set-ups.
     pub set_ups_failed: u64,
-    /// Whether the server shuts down.
+    /// Whether the server is shutting down.
     pub is_draining: bool,
-    /// Memory of large messages that is in use, bytes.
+    /// Memory in use for large messages, bytes.
     pub memory_used_bytes: u64,
     /// The memory budget, bytes.
     pub memory_limit_bytes: u64,
@@ -239,15 +261,15 @@ impl ServerSnapshot {
     }
 }
 
-/// What a server is busy with.
+/// Reports the statistics of a server.
 #[crate::service(crate = crate, name = "rpc.Stats")]
 pub trait Stats {
-    /// A snapshot of the server's counts, with at most so many of its connections.
+    /// A snapshot of the server's counts, with at most the given number of its connections.
     #[rpc(idempotent, spawn)]
     async fn server(&self, max_connections: u32) -> Result<ServerSnapshot, Status>;
 }
 
-/// Reads the numbers of the server that it is a service of, once there is one.
+/// Reads the statistics of its server, once there is one.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct OwnStats(pub(crate) Arc<OnceLock<WeakStatsHandle>>);
 

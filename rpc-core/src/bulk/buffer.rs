@@ -1,4 +1,4 @@
-//! A buffer of a pool, while it is filled.
+//! A buffer of a pool while it is being filled.
 //!
 //! Invariant: it has one writer, and no reader before it is frozen.
 
@@ -10,8 +10,8 @@ use rpc_transport::memory::region::Buffer;
 
 use super::{Bulk, Memory};
 
-/// A registered buffer with one owner, who fills it and then [`freeze`](BulkMut::freeze)s it to
-/// send it. Goes back to its pool when it, or the last handle of the frozen [`Bulk`], is dropped.
+/// A registered buffer with one owner, which fills it and then [`freeze`](BulkMut::freeze)s it to
+/// send it. Returns to its pool when it, or the last handle of the frozen [`Bulk`], is dropped.
 pub struct BulkMut {
     buffer: Buffer,
     len: usize,
@@ -22,28 +22,28 @@ impl BulkMut {
         Self { buffer, len }
     }
 
-    /// Cuts it to `len` bytes; a longer one stays as it is.
+    /// Truncates it to `len` bytes; no effect if it is shorter.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// The largest length that it can have, bytes.
+    /// The maximum length, bytes.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.buffer.len()
     }
 
-    /// Makes it `len` bytes long; added bytes have arbitrary content.
+    /// Sets the length to `len` bytes; added bytes have arbitrary values.
     ///
     /// # Panics
-    /// When that is more than its [`capacity`](BulkMut::capacity).
+    /// If `len` exceeds the [`capacity`](BulkMut::capacity).
     pub fn resize(&mut self, len: usize) {
         let capacity = self.capacity();
         assert!(len <= capacity, "{len} bytes in a buffer of {capacity}");
         self.len = len;
     }
 
-    /// Makes it an immutable [`Bulk`], without a copy.
+    /// Turns it into an immutable [`Bulk`], without a copy.
     #[must_use]
     pub fn freeze(self) -> Bulk {
         let Self { buffer, len } = self;

@@ -1,9 +1,9 @@
-//! How a payload passes between its own serde code and the codec's wrapper.
+//! Passes a payload between its own serde code and the codec's wrapper.
 //!
 //! Owns a thread-local place for one payload, needed because serde's traits can carry a value only
-//! as data. The side that puts a payload here calls the other one at once, with the private
-//! [`NAME`], and clears the place when that call returns. So the payload found here is always the
-//! one that was just named.
+//! as data. The side that puts a payload here calls the other one at once, with the private name
+//! [`PAYLOAD`](crate::schema::PAYLOAD), and clears the place when that call returns. So the payload
+//! found here is always the right one.
 
 use std::cell::Cell;
 
@@ -11,23 +11,20 @@ use rpc_transport::message::payload_stream::PayloadStream;
 
 use super::Bulk;
 
-/// What is passed.
+/// A payload being passed.
 #[derive(Debug)]
 pub(crate) enum Handed {
-    /// A payload that is there.
+    /// A payload that has arrived.
     Bulk(Bulk),
-    /// One that is still arriving.
+    /// A payload that is still arriving.
     Stream(PayloadStream),
 }
-
-/// The name of the newtype struct that stands for a payload.
-pub(crate) const NAME: &str = "$rpc_core::Bulk";
 
 thread_local! {
     static PLACE: Cell<Option<Handed>> = const { Cell::new(None) };
 }
 
-/// Clears the place, however the call ends.
+/// Clears the place, also if the call panics.
 struct Clear;
 
 impl Drop for Clear {

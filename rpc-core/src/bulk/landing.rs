@@ -1,15 +1,15 @@
-//! Where the caller wants the large part of a reply.
+//! The destination of the large part of a reply.
 
 use super::buffer::BulkMut;
 use super::slot::ReplySlot;
 
-/// Where the large part of a reply shall lie: see [`Call::into`](crate::Call::into).
+/// The destination of the large part of a reply: see [`Call::into`](crate::Call::into).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Landing {
-    /// Private memory, into which the reply is copied once.
+    /// Private memory; the reply is copied into it once.
     Buffer(BulkMut),
-    /// Memory that the server writes itself.
+    /// Memory that the server writes directly.
     Slot(ReplySlot),
 }
 

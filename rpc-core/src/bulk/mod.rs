@@ -1,15 +1,14 @@
-//! Large byte strings: [`Bulk`], which travels by reference.
+//! Large byte strings: [`Bulk`], which is passed by reference.
 //!
-//! Owns the type that users put into their argument and result types, whatever memory is behind
-//! it: a `Vec` or [`Bytes`], a buffer of a connection's [`BulkPool`], memory that the user
-//! registered, or bytes that arrived from a peer. Never copies when sending; if the device can send
-//! only from registered memory, the transport copies into a staging buffer.
+//! Owns the type for argument and result types that holds any kind of memory: a `Vec` or [`Bytes`],
+//! a buffer of a connection's [`BulkPool`], memory that the user registered, or bytes received from
+//! a peer. Never copies for sending; if the device can only send from registered memory, the
+//! transport copies into a staging buffer.
 //!
 //! Invariants:
 //! 1. The bytes of a *private* `Bulk` do not change while any handle of it lives.
-//! 2. The bytes of a *remote* `Bulk` lie in memory that its sender can still write. They are copied
-//!    out, never lent: what was copied does not change, but a second copy may differ from the
-//!    first.
+//! 2. The bytes of a *remote* `Bulk` are in memory that its sender can still write. They are copied
+//!    out, never borrowed: a copy does not change, but a second copy may differ from the first.
 
 mod buffer;
 mod error;
@@ -38,6 +37,7 @@ use rpc_transport::memory::registered::RegisteredBytes;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::part::OutPart;
 use rpc_transport::message::payload::Payload;
+pub use rpc_transport::message::read_error::ReadError;
 
 pub use self::buffer::BulkMut;
 pub use self::error::PoolError;
@@ -48,25 +48,30 @@ pub(crate) use self::pool::Copies;
 pub use self::reader::BulkReader;
 pub use self::slot::ReplySlot;
 
-/// An owned string of bytes of any length that is cheap to clone, to slice and to send.
+/// An owned byte string of any length that is cheap to clone, to slice and to send.
 ///
-/// It may be used anywhere in an argument or result type. Below the channel's
+/// It can be used anywhere in an argument or result type. Below the channel's
 /// [`min_part_bytes`](crate::ChannelBuilder::min_part_bytes) its bytes are copied into the message;
 /// from that length on they are sent without a copy into memory that the receiver has announced.
-/// Either way it is encoded as a byte string: to the other side `Bulk`, `Vec<u8>`, `&[u8]` and
-/// [`Bytes`] are the same.
+/// Either way it is encoded as a byte string: for the other side `Bulk`, `Vec<u8>`, `&[u8]` and
+/// [`Bytes`] are equivalent.
 ///
 /// In other serde formats a `Bulk` is plain bytes.
 ///
 /// # Private and remote
-/// A `Bulk` made in this process is *private*: [`as_slice`](Bulk::as_slice) gives its bytes. One
-/// that arrived may be *remote*: it lies in memory that its sender could still write, and that the
-/// peer needs back to send more. Copy from it ([`read_at`](Bulk::read_at),
+/// A `Bulk` made in this process is *private*: [`as_slice`](Bulk::as_slice) gives its bytes, and
+/// reading them never fails. A received one may be *remote*: its memory can still be written by the
+/// sender, which needs it back to send more. Copy from it ([`read_at`](Bulk::read_at),
 /// [`copy_to`](Bulk::copy_to), [`to_vec`](Bulk::to_vec), [`reader`](Bulk::reader),
 /// [`write_to`](Bulk::write_to)), and drop it soon; to keep it, [`detach`](Bulk::detach) it.
 ///
+/// Reading a remote one can fail, as [`ReadError`] says; `?` turns that into a
+/// [`Status`](crate::Status) or an [`io::Error`]. In a child of `fork(2)`, for example, the memory
+/// of an inherited remote `Bulk` belongs to the parent, which may release it.
+///
 /// # Example
 /// ```
+/// # fn main() -> Result<(), rpc_core::bulk::ReadError> {
 /// use rpc_core::Bulk;
 ///
 /// #[rpc_core::service]
@@ -78,7 +83,8 @@ pub use self::slot::ReplySlot;
 /// let content = Bulk::from(vec![7; 1 << 20]); // no copy
 /// let head = content.slice(0..4);
 /// assert_eq!(head.as_slice(), Some(&[7, 7, 7, 7][..]));
-/// assert_eq!(head.to_vec(), [7; 4]);
+/// assert_eq!(head.to_vec()?, [7; 4]);
+/// # Ok(()) }
 /// ```
 #[derive(Clone)]
 pub struct Bulk(Memory);
@@ -92,7 +98,7 @@ enum Memory {
 }
 
 impl Bulk {
-    /// An empty one.
+    /// An empty `Bulk`.
     #[must_use]
     pub const fn new() -> Self {
         Self(Memory::Shared(Bytes::new()))
@@ -120,10 +126,10 @@ impl Bulk {
         self.len() == 0
     }
 
-    /// A part of it, which shares the memory.
+    /// A slice, which shares the memory.
     ///
     /// # Panics
-    /// When the range lies outside.
+    /// If the range is out of bounds.
     #[must_use]
     pub fn slice(&self, range: Range<u64>) -> Self {
         let Range { start: from, end } = range;
@@ -145,14 +151,14 @@ impl Bulk {
         })
     }
 
-    /// Whether a peer can still write the bytes, so that they can only be copied.
+    /// Whether a peer can still write the bytes, so that they can only be copied out.
     #[must_use]
     pub fn is_remote(&self) -> bool {
         matches!(&self.0, Memory::Received(payload) if !payload.is_private())
     }
 
     /// The bytes, if they are private and contiguous. They are if the `Bulk` was made in this
-    /// process or [detached](Bulk::detach).
+    /// process or [detached](Bulk::detach). `None` does not say that they cannot be read.
     #[must_use]
     pub fn as_slice(&self) -> Option<&[u8]> {
         match &self.0 {
@@ -163,8 +169,9 @@ impl Bulk {
         }
     }
 
-    /// The transport's [`Payload`], if this arrived from a peer. It has an unsafe method that lends
-    /// a remote one's bytes without a copy, for peers that are trusted as much as this process.
+    /// The transport's [`Payload`], if this arrived from a peer. It has an unsafe method to borrow
+    /// the bytes of a remote one without a copy, for peers that are trusted as much as this
+    /// process.
     #[must_use]
     pub fn as_payload(&self) -> Option<&Payload> {
         match &self.0 {
@@ -173,87 +180,104 @@ impl Bulk {
         }
     }
 
-    /// Copies all bytes.
+    /// Copies all bytes to `to`.
+    ///
+    /// # Errors
+    /// [`ReadError`]; what `to` holds then is of no use.
     ///
     /// # Panics
-    /// When `to` is not as long as this.
-    pub fn copy_to(&self, to: &mut [u8]) {
+    /// If `to` has another length.
+    pub fn copy_to(&self, to: &mut [u8]) -> Result<(), ReadError> {
         let (len, room) = (self.len(), to.len());
         assert!(len == room as u64, "a bulk of {len} bytes copied to {room}");
-        self.read_at(0, to);
+        self.read_at(0, to).map(drop)
     }
 
-    /// Copies bytes from `offset` on into `to`. Returns how many: less than `to.len()` near the
-    /// end, 0 at it.
+    /// Copies bytes from `offset` on to `to`. Returns their number: less than `to.len()` near the
+    /// end, 0 at the end.
+    ///
+    /// # Errors
+    /// [`ReadError`]; what `to` holds then is of no use.
     #[inline]
-    pub fn read_at(&self, offset: u64, to: &mut [u8]) -> usize {
+    pub fn read_at(&self, offset: u64, to: &mut [u8]) -> Result<usize, ReadError> {
         let left = self.len().saturating_sub(offset);
         let count = usize::try_from(left).map_or(to.len(), |left| left.min(to.len()));
         let to = &mut to[..count];
         if count == 0 {
-            return 0;
+            return Ok(0);
         }
         match &self.0 {
-            Memory::Received(payload) => payload.copy_to(offset, to),
+            Memory::Received(payload) => payload.copy_to(offset, to)?,
             _ => {
                 let bytes = self.as_slice().unwrap_or_default();
                 let start = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
                 to.copy_from_slice(&bytes[start..start + count]);
             }
         }
-        count
+        Ok(count)
     }
 
     /// A private copy of all bytes.
-    #[must_use]
-    pub fn to_vec(&self) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn to_vec(&self) -> Result<Vec<u8>, ReadError> {
         match &self.0 {
             Memory::Received(payload) => payload.to_vec(),
-            _ => self.as_slice().unwrap_or_default().to_vec(),
+            _ => Ok(self.as_slice().unwrap_or_default().to_vec()),
         }
     }
 
-    /// All bytes as a `Vec`; without a copy if they are private and there is no other handle.
-    #[must_use]
-    pub fn into_vec(self) -> Vec<u8> {
+    /// All bytes as a `Vec`; not copied if they are private and there is no other handle.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn into_vec(self) -> Result<Vec<u8>, ReadError> {
         match self.0 {
-            Memory::Shared(bytes) => bytes.into(),
+            Memory::Shared(bytes) => Ok(bytes.into()),
             Memory::Received(payload) => payload.into_vec(),
             memory => Self(memory).to_vec(),
         }
     }
 
     /// All bytes as [`Bytes`]; copied only if remote.
-    #[must_use]
-    pub fn to_bytes(&self) -> Bytes {
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn to_bytes(&self) -> Result<Bytes, ReadError> {
         match &self.0 {
-            Memory::Shared(bytes) => bytes.clone(),
-            _ if self.as_slice().is_some() => Bytes::from_owner(Private(self.clone())),
-            _ => Bytes::from(self.to_vec()),
+            Memory::Shared(bytes) => Ok(bytes.clone()),
+            _ if self.as_slice().is_some() => Ok(Bytes::from_owner(Private(self.clone()))),
+            _ => self.to_vec().map(Bytes::from),
         }
     }
 
     /// Appends all bytes.
-    pub(crate) fn append_to(&self, to: &mut Vec<u8>) {
+    pub(crate) fn append_to(&self, to: &mut Vec<u8>) -> Result<(), ReadError> {
         match &self.0 {
             Memory::Received(payload) => payload.append_to(0..payload.len(), to),
-            _ => to.extend_from_slice(self.as_slice().unwrap_or_default()),
+            _ => {
+                to.extend_from_slice(self.as_slice().unwrap_or_default());
+                Ok(())
+            }
         }
     }
 
     /// All bytes in one piece.
-    pub(crate) fn contiguous(&self) -> Cow<'_, [u8]> {
+    pub(crate) fn contiguous(&self) -> Result<Cow<'_, [u8]>, ReadError> {
         match self.as_slice() {
-            Some(bytes) => Cow::Borrowed(bytes),
-            None => Cow::Owned(self.to_vec()),
+            Some(bytes) => Ok(Cow::Borrowed(bytes)),
+            None => self.to_vec().map(Cow::Owned),
         }
     }
 
-    /// A private, contiguous `Bulk` to keep: itself, or a copy if it is remote. After a copy this
-    /// handle no longer holds memory that the peer needs to send more.
-    #[must_use]
-    pub fn detach(self) -> Self {
-        if self.as_slice().is_some() { self } else { Self::from(self.to_vec()) }
+    /// A private, contiguous `Bulk` that can be kept: itself, or a copy if it is remote. After a
+    /// copy, this handle no longer holds memory that the peer needs to send more.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn detach(self) -> Result<Self, ReadError> {
+        if self.as_slice().is_some() { Ok(self) } else { self.to_vec().map(Self::from) }
     }
 
     /// Reads the bytes in order, from the first one on.
@@ -262,10 +286,12 @@ impl Bulk {
         BulkReader::new(self.clone())
     }
 
-    /// Writes all bytes to a file, a pipe or a blocking socket, without a copy in this process.
+    /// Writes all bytes to a file, a pipe or a blocking socket, without copying them in this
+    /// process.
     ///
     /// # Errors
-    /// That of `write(2)`; some of the bytes may have been written.
+    /// The error of `write(2)`, or a [`ReadError`] as its source; some of the bytes may have been
+    /// written.
     pub fn write_to(&self, to: impl AsFd) -> io::Result<()> {
         if let Some(bytes) = self.as_slice() {
             return File::from(to.as_fd().try_clone_to_owned()?).write_all(bytes);
@@ -281,7 +307,7 @@ impl Bulk {
         Ok(())
     }
 
-    /// The pool's buffer, to be filled again, if this is all of one and there is no other handle.
+    /// The pool's buffer, for reuse, if this is a whole one and there is no other handle.
     ///
     /// # Errors
     /// This `Bulk`, unchanged, otherwise.
@@ -293,8 +319,8 @@ impl Bulk {
         }
     }
 
-    /// Appends the bytes to the message's tail.
-    pub(crate) fn push_to(&self, out: &mut OutBuf) {
+    /// Appends the bytes to the message's tail: all of them, or none if they cannot be read.
+    pub(crate) fn push_to(&self, out: &mut OutBuf) -> Result<(), ReadError> {
         match &self.0 {
             Memory::Shared(bytes) => out.push_tail(OutPart::shared(Arc::new(bytes.clone()))),
             Memory::Pooled { buffer, start, len } => {
@@ -303,14 +329,15 @@ impl Bulk {
             }
             Memory::Registered { bytes, start, len } => {
                 let range = *start as u64..(*start + *len) as u64;
-                out.push_tail(bytes.to_part().slice(range));
+                out.push_tail(OutPart::from(bytes).slice(range));
             }
             Memory::Received(payload) => {
-                for part in payload.to_parts() {
+                for part in payload.to_parts()? {
                     out.push_tail(part);
                 }
             }
         }
+        Ok(())
     }
 }
 
@@ -371,7 +398,7 @@ impl From<&'static str> for Bulk {
     }
 }
 
-/// Without a copy. Where the device needs registered memory, [`BulkPool::register`] spares another.
+/// Without a copy. If the device needs registered memory, [`BulkPool::register`] saves another one.
 impl From<MappedFile> for Bulk {
     fn from(file: MappedFile) -> Self {
         Self::from(Bytes::from_owner(file))
@@ -392,18 +419,27 @@ impl From<RegisteredBytes> for Bulk {
     }
 }
 
-/// Compares the bytes; those of a remote one are copied first.
+/// Compares the bytes; those of a remote one are copied first. One that cannot be read equals only
+/// its own clones.
 impl PartialEq for Bulk {
     fn eq(&self, other: &Self) -> bool {
-        self.len() == other.len() && self.contiguous() == other.contiguous()
+        if self.len() != other.len() {
+            return false;
+        }
+        match (self.contiguous(), other.contiguous(), &self.0, &other.0) {
+            (Ok(own), Ok(others), ..) => own == others,
+            (.., Memory::Received(own), Memory::Received(others)) => own.is_same(others),
+            _ => false,
+        }
     }
 }
 
 impl Eq for Bulk {}
 
+/// False if the bytes cannot be read.
 impl PartialEq<[u8]> for Bulk {
     fn eq(&self, other: &[u8]) -> bool {
-        self.len() == other.len() as u64 && *self.contiguous() == *other
+        self.len() == other.len() as u64 && self.contiguous().is_ok_and(|bytes| *bytes == *other)
     }
 }
 

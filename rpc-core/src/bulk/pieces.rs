@@ -1,8 +1,8 @@
 //! Payloads as streams of pieces.
 //!
-//! Owns the way of bytes whose length nobody knows ahead, or that are still arriving, into a stream
-//! of [`Bulk`]s and out of one. A stream has its own back-pressure, so that such bytes hold up
-//! nothing else of their connection.
+//! Converts bytes of unknown length, or that are still arriving, into a stream of [`Bulk`]s, and
+//! back. A stream has its own back-pressure, so such bytes do not block the rest of their
+//! connection.
 
 use std::io;
 use std::pin::Pin;
@@ -19,22 +19,23 @@ use crate::status::{Code, Status};
 /// Longest piece, bytes.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// What [`BulkReader::into_pieces`] makes: a stream of pieces of at most 64 KiB.
+/// A stream of pieces of at most 64 KiB: see [`BulkReader::into_pieces`].
 #[derive(Debug)]
 #[must_use = "streams do nothing unless polled"]
 pub struct Pieces {
     reader: Option<BulkReader>,
-    /// Of a longer one.
+    /// The rest of a longer piece.
     rest: Bulk,
 }
 
 impl BulkReader {
-    /// What has not been read, as a stream of pieces of at most 64 KiB: to be sent on while it
-    /// arrives, as an argument or a result of a method whose type is a stream of [`Bulk`]. The next
-    /// hop's reader then holds back the sender of this payload.
+    /// Returns the unread rest as a stream of pieces of at most 64 KiB. With it a payload can be
+    /// forwarded while it arrives, as an argument or a result whose type is a stream of [`Bulk`].
+    /// The back-pressure of the next hop's reader then reaches the sender of this payload.
     ///
     /// ```
-    /// # use rpc_core::{Bulk, BulkReader, Status};
+    /// # use rpc_core::{Bulk, Status};
+    /// # use rpc_core::bulk::BulkReader;
     /// # use rpc_core::stream::{Stream, Streaming};
     /// #[rpc_core::service]
     /// trait Store {
@@ -82,7 +83,7 @@ impl Stream for Pieces {
     }
 }
 
-/// Why the next hop does not get the rest.
+/// The reason why the next hop does not get the rest.
 #[cold]
 fn not_arrived(error: StreamError) -> Status {
     let code = match error {
@@ -94,7 +95,7 @@ fn not_arrived(error: StreamError) -> Status {
 }
 
 pin_project! {
-    /// What [`read_pieces`] makes.
+    /// A stream of pieces: see [`read_pieces`].
     #[derive(Debug)]
     #[must_use = "streams do nothing unless polled"]
     pub struct ReadPieces<R> {
@@ -104,16 +105,17 @@ pin_project! {
     }
 }
 
-/// What `source` gives, until it says that this is all, as a stream of pieces of at most 64 KiB: to
-/// be sent as an argument or a result of a method, whose type is a stream of [`Bulk`].
+/// Reads `source` to its end as a stream of pieces of at most 64 KiB, for an argument or a result
+/// whose type is a stream of [`Bulk`].
 ///
 /// # Errors
-/// An error of the source is the last item, and so resets the stream: a [`Status`] with its text
-/// and a code that fits its kind, else `Unknown`. A `Status` inside of the error is passed on as it
-/// is.
+/// An error of the source becomes the last item, and so resets the stream: a [`Status`] with its
+/// text and a code that matches its kind, or else `Unknown`. A `Status` inside the error is passed
+/// on unchanged.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use rpc_core::bulk::read_pieces;
 /// use rpc_core::stream::Streaming;
 /// use rpc_core::{Bulk, Server, Status};
@@ -156,7 +158,7 @@ impl<R: AsyncRead> Stream for ReadPieces<R> {
         let mut to = ReadBuf::new(this.buffer);
         let read = std::task::ready!(source.poll_read(cx, &mut to)).map(|()| to.filled().len());
         let piece = match read {
-            // What was read fills little of the buffer: that is kept for the next piece.
+            // The piece fills little of the buffer, which is kept for the next piece.
             Ok(count @ 1..) if count < PIECE_BYTES / 2 => {
                 return Poll::Ready(Some(Ok(Bulk::copy_from_slice(&this.buffer[..count]))));
             }
@@ -174,7 +176,7 @@ impl<R: AsyncRead> Stream for ReadPieces<R> {
     }
 }
 
-/// The status that a stream ends with whose source has failed.
+/// The status of a stream whose source failed.
 #[cold]
 fn not_read(error: io::Error) -> Status {
     use io::ErrorKind as Kind;
@@ -201,9 +203,9 @@ fn not_read(error: io::Error) -> Status {
 /// Reads a stream of pieces as one string of bytes:
 /// [`Streaming::into_reader`](crate::stream::Streaming::into_reader) makes one.
 ///
-/// The next piece is asked for when the one before has been read, so a reader that stops holds its
-/// sender up, and nobody else. Whoever reads has reached the end only where reading gives no bytes
-/// and no error: a sender that is dropped, or fails, is an error that has the stream's inside.
+/// The next piece is requested when the previous one has been read, so a slow reader only blocks
+/// its own sender. The end is reached only when a read returns no bytes and no error: a sender that
+/// is dropped or fails is an error, which wraps that of the stream.
 #[derive(Debug)]
 pub struct PieceReader<S> {
     pieces: S,
@@ -232,7 +234,7 @@ where
             return Poll::Ready(Ok(()));
         }
         while this.position == this.piece.len() {
-            // Given back before the next one is waited for.
+            // Released before waiting for the next one.
             (this.piece, this.position) = (Bulk::new(), 0);
             match std::task::ready!(Pin::new(&mut this.pieces).poll_next(cx)) {
                 Some(Ok(piece)) => this.piece = piece,
@@ -242,7 +244,7 @@ where
         }
         let left = usize::try_from(this.piece.len() - this.position).unwrap_or(usize::MAX);
         let room = to.remaining().min(PIECE_BYTES).min(left);
-        let count = this.piece.read_at(this.position, to.initialize_unfilled_to(room));
+        let count = this.piece.read_at(this.position, to.initialize_unfilled_to(room))?;
         this.position += count as u64;
         to.advance(count);
         Poll::Ready(Ok(()))

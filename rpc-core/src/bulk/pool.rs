@@ -1,24 +1,27 @@
-//! Registered buffers of a connection, to fill and to send without a copy.
+//! Registered buffers of a connection, for sending without a copy.
 //!
-//! Owns the memory of [`BulkMut`]s, in sizes of powers of two, and keeps it for reuse: registering
-//! memory and touching its pages for the first time costs more than sending it. Never frees memory
-//! that is in use.
+//! Owns the memory of [`BulkMut`]s, in power-of-two sizes, and keeps it for reuse: registering
+//! memory and first touching its pages costs more than sending it. Never frees memory that is in
+//! use.
 //!
-//! "Home" is the pool that a buffer goes back to: a buffer at home is idle.
+//! "Home" is the pool that a buffer returns to.
 //!
 //! Invariants:
 //! 1. A buffer has one writer or any number of readers: [`BulkMut`] is not `Clone`, and the
-//!    [`Bulk`] that it freezes to is only read until its last handle is gone.
+//!    [`Bulk`] that it freezes to is read-only until its last handle is dropped.
 //! 2. Idle buffers take at most [`MAX_IDLE_BYTES`], and stay for about [`IDLE_TIME`]. The first
-//!    limit is enforced when a buffer comes back, the second by a task that runs while any is idle.
+//!    limit is enforced when a buffer returns, the second by a task that runs while any buffer is
+//!    idle. If its runtime ends, the task is restarted in the runtime of the next buffer that
+//!    returns.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rpc_transport::device::ProviderError;
 use rpc_transport::device::soft::mem_device;
+use rpc_transport::lock::Mutex;
+use rpc_transport::memory::process::OfProcess;
 use rpc_transport::memory::region::{Buffer, BufferPool, OnHome, ProtectionDomain};
 use rpc_transport::memory::registered::RegisteredBytes;
 use rpc_transport::message::outgoing::OutBuf;
@@ -32,18 +35,19 @@ use super::slot::{ReplySlot, SlotHome};
 
 /// Smallest buffer that is allocated, bytes.
 const MIN_BUFFER_BYTES: u32 = 64 * 1024;
-/// Buffers above this are not rounded up to a power of two, nor kept, bytes.
+/// Larger buffers are neither rounded up to a power of two nor kept, bytes.
 const MAX_KEPT_BYTES: u32 = 64 << 20;
-/// Most idle memory that is kept for reuse, bytes.
+/// Maximum idle memory kept for reuse, bytes.
 const MAX_IDLE_BYTES: u64 = 128 << 20;
 
-/// How long idle memory is kept for reuse.
+/// Time for which idle memory is kept for reuse.
 const IDLE_TIME: Duration = Duration::from_secs(5);
 
 /// Memory that a connection's device sends from without copying. Cheap to clone.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # use rpc_core::{Bulk, Channel, Server};
 /// # #[rpc_core::service] trait Sink { async fn take(&self, data: Bulk) -> u64; }
 /// # struct Count; impl Sink for Count { async fn take(&self, data: Bulk) -> u64 { data.len() } }
@@ -61,22 +65,24 @@ pub struct BulkPool(Arc<Inner>);
 
 struct Inner {
     domain: Result<ProtectionDomain, ProviderError>,
-    slabs: Mutex<Slabs>,
+    slabs: OfProcess<Mutex<Slabs>>,
     slots: Arc<SlotHome>,
-    /// The runtime of the trimming task; without one, nothing is trimmed by time.
-    runtime: Option<Handle>,
 }
 
 #[derive(Default)]
 struct Slabs {
-    /// One buffer each.
+    /// One buffer per entry.
     all: Vec<Slab>,
+    /// The runtime of the trimming task; without one, there is no trimming by time.
+    runtime: Option<Handle>,
+    /// Whether that task runs, or is about to be started.
+    is_trimmed: bool,
     trimmer: Option<AbortHandle>,
 }
 
 struct Slab {
     pool: BufferPool,
-    /// Since when its buffer is idle; set when a check first finds it so.
+    /// Since when the buffer is idle; set by the first check that finds it idle.
     idle_since: Option<Instant>,
 }
 
@@ -95,24 +101,25 @@ impl BulkPool {
         Self::in_domain(Ok(domain))
     }
 
-    /// Buffers for a channel that has no connection yet: what they hold is copied to be sent.
+    /// Buffers for a channel without a connection yet: their contents are copied for sending.
     pub(crate) fn of_no_connection() -> Self {
         Self::in_domain(mem_device().allocate_pd())
     }
 
     fn in_domain(domain: Result<ProtectionDomain, ProviderError>) -> Self {
-        let runtime = Handle::try_current().ok();
+        let slabs = Slabs { runtime: Handle::try_current().ok(), ..Slabs::default() };
         Self(Arc::new_cyclic(|this: &Weak<Inner>| {
             let slots = Arc::new(SlotHome::watched(on_home(this)));
-            Inner { domain, slabs: Mutex::default(), slots, runtime }
+            Inner { domain, slabs: OfProcess::new(Mutex::new(slabs)), slots }
         }))
     }
 
-    /// A buffer of `len` bytes whose content is arbitrary.
+    /// A buffer of `len` bytes with arbitrary contents.
     ///
     /// # Errors
     /// [`PoolError`]: longer than 4 GiB, or the device has no memory for it.
     pub fn take(&self, len: usize) -> Result<BulkMut, PoolError> {
+        let slabs = self.0.slabs.get().ok_or(PoolError::Forked)?;
         let too_long = |_| PoolError::TooLong { bytes: len as u64 };
         // Sizes are rounded up to 64 bytes.
         let size = u32::try_from(len.saturating_add(63)).map_err(too_long)?;
@@ -121,13 +128,13 @@ impl BulkPool {
             return Self::first_of(&slab, len);
         }
         let size = size.max(MIN_BUFFER_BYTES).next_power_of_two();
-        if let Some(buffer) = self.0.slabs.lock().take(size) {
+        if let Some(buffer) = slabs.lock().take(size) {
             return Ok(BulkMut::of(buffer, len));
         }
         let on_home = on_home(&Arc::downgrade(&self.0));
         let pool = BufferPool::allocate_watched(self.domain()?, size, 1, Some(on_home))?;
         let taken = Self::first_of(&pool, len);
-        self.0.slabs.lock().all.push(Slab { pool, idle_since: None });
+        slabs.lock().all.push(Slab { pool, idle_since: None });
         taken
     }
 
@@ -138,7 +145,7 @@ impl BulkPool {
         }
     }
 
-    /// Memory of `len` bytes that the peer writes a reply into: see [`ReplySlot`].
+    /// Memory of `len` bytes into which the peer writes a reply: see [`ReplySlot`].
     ///
     /// # Errors
     /// [`PoolError`]: longer than 2 GiB, or the device has no memory for it.
@@ -147,6 +154,9 @@ impl BulkPool {
     }
 
     fn domain(&self) -> Result<&ProtectionDomain, PoolError> {
+        if !self.0.slabs.is_here() {
+            return Err(PoolError::Forked);
+        }
         self.0.domain.as_ref().map_err(|error| error.clone().into())
     }
 
@@ -156,7 +166,7 @@ impl BulkPool {
     }
 
     /// Registers the caller's memory, once for many calls: the returned [`Bulk`], its slices and
-    /// its clones are sent without a copy. The memory is given back when the last of them is gone.
+    /// its clones are sent without a copy. The memory is released when the last of them is dropped.
     ///
     /// # Errors
     /// [`PoolError::Device`]: the device cannot register it.
@@ -169,7 +179,8 @@ impl BulkPool {
 
     /// Frees the memory of all idle buffers.
     pub fn trim(&self) {
-        let idle = self.0.slabs.lock().take_out(Slab::is_idle);
+        let Some(slabs) = self.0.slabs.get() else { return };
+        let idle = slabs.lock().take_out(Slab::is_idle);
         drop(idle);
         self.0.slots.trim();
     }
@@ -177,13 +188,13 @@ impl BulkPool {
     /// Memory of the pool's buffers, in use or idle, bytes; slots are not counted.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
-        self.0.slabs.lock().all.iter().map(Slab::bytes).sum()
+        self.0.slabs.get().map_or(0, |slabs| slabs.lock().all.iter().map(Slab::bytes).sum())
     }
 }
 
-/// Where copies are made in registered buffers; asked only when there is something to copy.
+/// The source of registered buffers for copies; called only if there is something to copy.
 pub(crate) trait Copies: Send + Sync {
-    /// A copy; `None` when no buffer can be had.
+    /// A copy; `None` if no buffer is available.
     fn copy_of(&self, bytes: &[u8]) -> Option<Bulk>;
 }
 
@@ -195,7 +206,7 @@ impl Copies for BulkPool {
     }
 }
 
-/// The callback for a buffer or a slot that comes back to the pool.
+/// The callback for a buffer or a slot that returns to the pool.
 fn on_home(pool: &Weak<Inner>) -> OnHome {
     let pool = Weak::clone(pool);
     Box::new(move || {
@@ -206,32 +217,43 @@ fn on_home(pool: &Weak<Inner>) -> OnHome {
 }
 
 impl Inner {
-    /// A buffer or slot has come back: frees idle memory above the limit, and starts the trimming
-    /// task if it does not run.
+    /// Called when a buffer or slot has returned: frees idle memory above the limit, and starts the
+    /// trimming task if it does not run.
     fn on_home(self: &Arc<Self>) {
-        let excess = {
+        if !self.slabs.is_here() {
+            return;
+        }
+        let (excess, starts) = {
             let mut slabs = self.slabs.lock();
-            if slabs.trimmer.is_none()
-                && let Some(runtime) = &self.runtime
-            {
-                let task = runtime.spawn(trim_by_time(Arc::downgrade(self)));
-                slabs.trimmer = Some(task.abort_handle());
+            if slabs.runtime.is_none() {
+                slabs.runtime = Handle::try_current().ok();
             }
-            slabs.take_excess(Instant::now())
+            let starts = if slabs.is_trimmed { None } else { slabs.runtime.clone() };
+            slabs.is_trimmed |= starts.is_some();
+            (slabs.take_excess(Instant::now()), starts)
         };
         drop(excess);
+        if let Some(runtime) = starts {
+            // A runtime that has shut down drops the task at once.
+            let trims = Trims { pool: Arc::downgrade(self), is_done: false };
+            let task = runtime.spawn(trims.by_time());
+            let mut slabs = self.slabs.lock();
+            slabs.trimmer = Some(task.abort_handle()).filter(|_| slabs.is_trimmed);
+        }
     }
 
     /// Frees buffers and slots that have been idle since `since` or longer. Returns whether any
     /// idle ones are left.
     fn trim_idle(&self, since: Instant) -> bool {
-        let keeps_slots = self.slots.trim_idle(since);
+        self.slots.trim_idle(since);
         let (gone, goes_on) = {
             let mut slabs = self.slabs.lock();
             let gone = slabs.take_out(|slab| slab.idle_since.is_some_and(|idle| idle <= since));
-            let goes_on = keeps_slots || slabs.all.iter().any(Slab::is_idle);
+            // Checked under the lock: a slot that returns right now finds the task running, or
+            // ended.
+            let goes_on = self.slots.has_idle() || slabs.all.iter().any(Slab::is_idle);
             if !goes_on {
-                slabs.trimmer = None;
+                (slabs.trimmer, slabs.is_trimmed) = (None, false);
             }
             (gone, goes_on)
         };
@@ -242,20 +264,41 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Some(trimmer) = self.slabs.get_mut().trimmer.take() {
+        if self.slabs.is_here()
+            && let Some(trimmer) = self.slabs.get_mut().trimmer.take()
+        {
             trimmer.abort();
         }
     }
 }
 
 /// The trimming task: runs while a buffer or slot is idle.
-async fn trim_by_time(pool: Weak<Inner>) {
-    loop {
-        let since = Instant::now();
-        tokio::time::sleep(IDLE_TIME).await;
-        let Some(pool) = pool.upgrade() else { return };
-        if !pool.trim_idle(since) {
-            return;
+struct Trims {
+    pool: Weak<Inner>,
+    is_done: bool,
+}
+
+impl Trims {
+    async fn by_time(mut self) {
+        while !self.is_done {
+            let since = Instant::now();
+            tokio::time::sleep(IDLE_TIME).await;
+            self.is_done = self.pool.upgrade().is_none_or(|pool| !pool.trim_idle(since));
+        }
+    }
+}
+
+impl Drop for Trims {
+    fn drop(&mut self) {
+        if !self.is_done
+            && let Some(pool) = self.pool.upgrade()
+        {
+            // Its runtime has shut down.
+            let _ended = {
+                let mut slabs = pool.slabs.lock();
+                slabs.is_trimmed = false;
+                (slabs.trimmer.take(), slabs.runtime.take())
+            };
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Reading a payload in order, whether it is there or still arriving.
+//! Reading a payload in order, whether it has arrived or is still arriving.
 
 use std::future::poll_fn;
 use std::io::{self, Read};
@@ -10,25 +10,24 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 use super::Bulk;
 
-/// Most bytes that are copied in one step.
+/// Maximum number of bytes copied in one step.
 const STEP_BYTES: usize = 64 * 1024;
 
-/// Reads a payload from its first byte to its last, as [`AsyncRead`] or, where it does not have to
-/// wait, as [`Read`].
+/// Reads a payload from start to end, as [`AsyncRead`] or, if it need not wait, as [`Read`].
 ///
-/// [`Bulk::reader`] makes one; it may also stand in the place of a [`Bulk`] in an argument or
-/// result type. The sender then passes `bulk.reader()`, and the receiver can take payloads of any
-/// length: one that is longer than its [`assembly_bytes`](crate::LinkConfig::assembly_bytes) is
-/// read while it arrives, through the little memory that both ends agreed on. While it is not read,
-/// the peer's large messages wait, so drop it early rather than keep it. Such a payload must be the
-/// only large one of its message.
+/// [`Bulk::reader`] creates one; it may also replace a [`Bulk`] in an argument or result type. The
+/// sender then passes `bulk.reader()`, and the receiver accepts payloads of any length: one longer
+/// than its [`assembly_bytes`](crate::LinkConfig::assembly_bytes) is read while it arrives, through
+/// the small memory that both ends agreed on. While it is not read, the peer's large messages wait,
+/// so drop it early. Such a payload must be the only large one of its message.
 ///
-/// One that is still arriving is sent on as a stream: see [`into_pieces`](BulkReader::into_pieces).
-/// What comes from a file or socket, of whatever length, is sent by
-/// [`read_pieces`](crate::bulk::read_pieces).
+/// To forward one that is still arriving, send it as a stream: see
+/// [`into_pieces`](BulkReader::into_pieces). To send data of unknown length from a file or socket,
+/// use [`read_pieces`](crate::bulk::read_pieces).
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use rpc_core::bulk::BulkReader;
 /// use rpc_core::{Bulk, Channel, LinkConfig, Server};
 /// use tokio::io::AsyncReadExt;
@@ -76,7 +75,7 @@ impl BulkReader {
         Self(Source::Arriving { stream, left })
     }
 
-    /// Bytes not yet read.
+    /// Number of bytes not read yet.
     #[must_use]
     pub fn remaining(&self) -> u64 {
         match &self.0 {
@@ -85,13 +84,14 @@ impl BulkReader {
         }
     }
 
-    /// Whether the payload is longer than this end puts together, and so read while it arrives.
+    /// Whether the payload is longer than this end's `assembly_bytes`, and so is read while it
+    /// arrives.
     #[must_use]
     pub fn is_arriving(&self) -> bool {
         matches!(self.0, Source::Arriving { .. })
     }
 
-    /// What has not been read, if all of it is there.
+    /// The unread rest, if all of it has arrived.
     #[must_use]
     pub fn unread(&self) -> Option<Bulk> {
         match &self.0 {
@@ -100,10 +100,10 @@ impl BulkReader {
         }
     }
 
-    /// The next piece as it lies in memory; `None` at the end. Dropping it makes room for more.
+    /// The next piece, in place; `None` at the end. Dropping it makes room for more.
     ///
     /// # Errors
-    /// The sender gave up, the connection ended, or it was read too slowly.
+    /// The sender aborted, the connection ended, or it was read too slowly.
     pub async fn next_piece(&mut self) -> Option<io::Result<Bulk>> {
         let piece = poll_fn(|cx| self.poll_piece(cx)).await;
         piece.map(|piece| piece.map_err(io::Error::other))
@@ -128,7 +128,7 @@ impl BulkReader {
     }
 }
 
-/// Gives `WouldBlock` where nothing has arrived.
+/// Returns `WouldBlock` if nothing has arrived.
 impl Read for BulkReader {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let mut to = ReadBuf::new(to);
@@ -148,7 +148,7 @@ impl AsyncRead for BulkReader {
         match &mut self.get_mut().0 {
             Source::Whole { bulk, position } => {
                 let room = to.remaining().min(STEP_BYTES);
-                let count = bulk.read_at(*position, to.initialize_unfilled_to(room));
+                let count = bulk.read_at(*position, to.initialize_unfilled_to(room))?;
                 *position += count as u64;
                 to.advance(count);
                 Poll::Ready(Ok(()))

@@ -7,23 +7,25 @@ use serde::ser::{Serialize, Serializer};
 
 use super::handoff::{self, Handed};
 use super::{Bulk, BulkReader};
+use crate::schema::PAYLOAD;
 
-/// Most room that is made on the strength of an announced count, bytes.
+/// Maximum memory reserved because of an announced count, bytes.
 const MAX_RESERVED: usize = 4096;
 
-/// The bytes, for formats that know no payloads.
+/// The bytes, for formats that do not know payloads.
 struct Content<'a>(&'a Bulk);
 
 impl Serialize for Content<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(&self.0.contiguous())
+        let bytes = self.0.contiguous().map_err(serde::ser::Error::custom)?;
+        serializer.serialize_bytes(&bytes)
     }
 }
 
 impl Serialize for Bulk {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         handoff::pass(Handed::Bulk(self.clone()), || {
-            serializer.serialize_newtype_struct(handoff::NAME, &Content(self))
+            serializer.serialize_newtype_struct(PAYLOAD, &Content(self))
         })
     }
 }
@@ -37,7 +39,7 @@ impl<'de> Visitor<'de> for BulkVisitor {
         f.write_str("bytes")
     }
 
-    /// The codec's wrapper has a payload.
+    /// The payload is handed over by the codec's wrapper.
     fn visit_unit<E: Error>(self) -> Result<Bulk, E> {
         match handoff::take() {
             Some(Handed::Bulk(bulk)) => Ok(bulk),
@@ -62,7 +64,7 @@ impl<'de> Visitor<'de> for BulkVisitor {
         self.visit_bytes(text.as_bytes())
     }
 
-    /// Formats without byte strings have sequences of numbers.
+    /// Formats without byte strings use sequences of numbers.
     fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Bulk, A::Error> {
         let announced = elements.size_hint().unwrap_or(0);
         let mut bytes = Vec::with_capacity(announced.min(MAX_RESERVED));
@@ -73,14 +75,14 @@ impl<'de> Visitor<'de> for BulkVisitor {
     }
 }
 
-/// What has not been read yet.
+/// Only the unread rest is sent.
 impl Serialize for BulkReader {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.unread() {
             Some(bulk) => bulk.serialize(serializer),
             None => Err(serde::ser::Error::custom(
-                "a payload that is still arriving cannot be sent on as one; send its `into_pieces()` \
-                 to a method that takes a `Streaming<Bulk>`, or read it first",
+                "a payload that is still arriving cannot be forwarded whole; send its \
+                 `into_pieces()` to a method that takes a `Streaming<Bulk>`, or read it first",
             )),
         }
     }
@@ -114,12 +116,12 @@ impl<'de> Visitor<'de> for ReaderVisitor {
 
 impl<'de> Deserialize<'de> for BulkReader {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_newtype_struct(handoff::NAME, ReaderVisitor)
+        deserializer.deserialize_newtype_struct(PAYLOAD, ReaderVisitor)
     }
 }
 
 impl<'de> Deserialize<'de> for Bulk {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_newtype_struct(handoff::NAME, BulkVisitor)
+        deserializer.deserialize_newtype_struct(PAYLOAD, BulkVisitor)
     }
 }

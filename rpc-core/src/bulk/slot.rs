@@ -1,15 +1,16 @@
 //! Memory that the peer writes a reply into directly (RDMA WRITE).
 //!
-//! Owns the regions that peers may write, apart from all other memory, and keeps them for reuse.
+//! Owns the regions that peers may write, separate from all other memory, and keeps them for reuse.
 //!
-//! Invariant: a region is home, in one slot that a caller holds, or with the link; it leaves the
-//! link only when the peer writes it no more and no payload lies there.
+//! Invariant: a region is idle in the pool, in one slot held by a caller, or with the link; it
+//! leaves the link only when the peer no longer writes it and no payload is in it.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use parking_lot::Mutex;
+use rpc_transport::lock::Mutex;
+use rpc_transport::memory::process::OfProcess;
 use rpc_transport::memory::region::{Access, MemoryRegion, OnHome, ProtectionDomain};
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::reply_slot::SlotOffer;
@@ -18,20 +19,20 @@ use super::error::PoolError;
 
 /// Smallest region, bytes.
 const MIN_SLOT_BYTES: usize = 64 * 1024;
-/// Most idle memory that is kept for reuse, bytes.
+/// Maximum idle memory kept for reuse, bytes.
 const MAX_IDLE_BYTES: usize = 64 << 20;
 
-/// Regions at home, and since when.
+/// The idle regions, and since when they are idle.
 #[derive(Default)]
 pub(super) struct SlotHome {
-    idle: Mutex<Vec<(MemoryRegion, Instant)>>,
+    idle: OfProcess<Mutex<Vec<(MemoryRegion, Instant)>>>,
     on_home: Option<OnHome>,
 }
 
 impl SlotHome {
     /// `on_home` is called for each region that is kept.
     pub(super) fn watched(on_home: OnHome) -> Self {
-        Self { idle: Mutex::default(), on_home: Some(on_home) }
+        Self { idle: OfProcess::default(), on_home: Some(on_home) }
     }
 
     fn take(&self, size: usize) -> Option<MemoryRegion> {
@@ -41,6 +42,9 @@ impl SlotHome {
     }
 
     fn keep(&self, region: MemoryRegion) {
+        if !self.idle.is_here() {
+            return;
+        }
         {
             let mut idle = self.idle.lock();
             let bytes: usize = idle.iter().map(|(region, _)| region.len()).sum();
@@ -59,14 +63,16 @@ impl SlotHome {
         drop(idle);
     }
 
-    /// Gives back what was at home at `since` already. Returns whether something is left.
-    pub(super) fn trim_idle(&self, since: Instant) -> bool {
+    /// Frees the regions that have been idle since `since` or longer.
+    pub(super) fn trim_idle(&self, since: Instant) {
         let mut idle = self.idle.lock();
         let gone: Vec<_> = idle.extract_if(.., |(_, at)| *at <= since).collect();
-        let is_left = !idle.is_empty();
         drop(idle);
         drop(gone);
-        is_left
+    }
+
+    pub(super) fn has_idle(&self) -> bool {
+        !self.idle.lock().is_empty()
     }
 
     #[cfg(test)]
@@ -77,11 +83,12 @@ impl SlotHome {
 
 impl fmt::Debug for SlotHome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SlotHome({} regions)", self.idle.lock().len())
+        let count = self.idle.lock().len();
+        write!(f, "SlotHome({count} regions)")
     }
 }
 
-/// A region in use: goes back to its home when dropped.
+/// A region in use; returns to its pool when dropped.
 struct Region {
     region: Option<MemoryRegion>,
     home: Weak<SlotHome>,
@@ -95,13 +102,14 @@ impl Drop for Region {
     }
 }
 
-/// Memory for one reply ([`Call::into`](crate::Call::into)), from [`BulkPool::slot`](crate::BulkPool::slot): the server
-/// writes the large part of its reply straight into it, and what the call gives lies there.
+/// Memory for one reply ([`Call::into`](crate::Call::into)), from
+/// [`BulkPool::slot`](crate::BulkPool::slot): the server writes the large part of its reply
+/// straight into it, where the returned `Bulk` refers to it.
 ///
-/// That is memory which the server could write at any time, so such a [`Bulk`](crate::Bulk) is
-/// remote: it is read by copying. The memory goes back to the pool, for the next slot, when the
-/// last handle of the reply is gone and the server has said that it writes there no more, whatever
-/// becomes of the call.
+/// The server could write this memory at any time, so the [`Bulk`](crate::Bulk) is remote: it is
+/// read by copying. The memory returns to the pool, for the next slot, when the last handle of the
+/// reply is dropped and the server has confirmed that it no longer writes there, whatever the
+/// outcome of the call.
 pub struct ReplySlot {
     region: Region,
     len: usize,
@@ -136,8 +144,8 @@ impl ReplySlot {
         self.len == 0
     }
 
-    /// Offers it with a request over the connection whose slots have their home at `home`. A slot of
-    /// another connection is of no use to that peer, and goes back to its own pool.
+    /// Offers it with a request over the connection that owns the slots at `home`. A slot of
+    /// another connection is useless to that peer, and returns to its own pool.
     pub(super) fn offer_with(self, body: &mut OutBuf, home: &Arc<SlotHome>) {
         let Self { region, len } = self;
         let is_of_pool = region.home.upgrade().is_some_and(|own| Arc::ptr_eq(&own, home));

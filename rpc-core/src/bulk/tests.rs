@@ -1,4 +1,4 @@
-//! Every kind of memory reads alike.
+//! All kinds of memory are read in the same way.
 
 use std::io::{Read, Seek, SeekFrom};
 use std::time::Duration;
@@ -15,19 +15,19 @@ fn domain() -> ProtectionDomain {
 
 const TEXT: &[u8] = b"some bytes of each kind";
 
-/// A name that no other test has.
+/// A name unique to the test.
 fn scratch_path(what: &str) -> std::path::PathBuf {
     let (process, thread) = (std::process::id(), std::thread::current().id());
     std::env::temp_dir().join(format!("bulk-{what}-{process}-{thread:?}"))
 }
 
-/// A file that nobody else has.
+/// A file unique to the test.
 #[allow(unsafe_code, reason = "maps a file of its own")]
 fn mapped() -> MappedFile {
     let path = scratch_path("mapped");
     std::fs::write(&path, [b"((", TEXT].concat()).unwrap();
     let file = File::open(&path).unwrap();
-    // SAFETY: written completely, and nobody opens it for writing again.
+    // SAFETY: written completely, and never opened for writing again.
     let mapped = unsafe { MappedFile::map(file, 2..2 + TEXT.len() as u64) }.unwrap();
     std::fs::remove_file(path).unwrap();
     mapped
@@ -60,21 +60,21 @@ fn every_slice_of_every_kind_reads_alike() {
             for end in start..=TEXT.len() {
                 let (part, bytes) = (bulk.slice(start as u64..end as u64), &TEXT[start..end]);
                 assert_eq!(part.as_slice(), Some(bytes), "{bulk:?}");
-                assert_eq!(part.to_vec(), bytes);
-                assert_eq!(part.to_bytes(), bytes);
+                assert_eq!(part.to_vec().unwrap(), bytes);
+                assert_eq!(part.to_bytes().unwrap(), bytes);
                 assert_eq!(part, *bytes);
-                assert_eq!(part.clone().detach().as_slice(), Some(bytes));
+                assert_eq!(part.clone().detach().unwrap().as_slice(), Some(bytes));
                 let mut copy = vec![0; bytes.len()];
-                part.copy_to(&mut copy);
+                part.copy_to(&mut copy).unwrap();
                 assert_eq!(copy, bytes);
                 let mut out = OutBuf::new();
-                part.push_to(&mut out);
+                part.push_to(&mut out).unwrap();
                 let mut sent = Vec::new();
                 for part in out.tail() {
                     part.append_to(0..part.len(), &mut sent);
                 }
                 assert_eq!(sent, bytes);
-                assert_eq!(part.into_vec(), bytes);
+                assert_eq!(part.into_vec().unwrap(), bytes);
             }
         }
     }
@@ -84,11 +84,45 @@ fn every_slice_of_every_kind_reads_alike() {
 fn reading_stops_at_the_end() {
     for bulk in of_each_kind() {
         let mut to = [0; 8];
-        assert_eq!(bulk.read_at(TEXT.len() as u64 - 3, &mut to), 3);
+        assert_eq!(bulk.read_at(TEXT.len() as u64 - 3, &mut to), Ok(3));
         assert_eq!(&to[..3], &TEXT[TEXT.len() - 3..]);
-        assert_eq!(bulk.read_at(TEXT.len() as u64, &mut to), 0);
-        assert_eq!(bulk.read_at(u64::MAX, &mut to), 0);
+        assert_eq!(bulk.read_at(TEXT.len() as u64, &mut to), Ok(0));
+        assert_eq!(bulk.read_at(u64::MAX, &mut to), Ok(0));
     }
+}
+
+#[tokio::test]
+async fn no_way_out_gives_unreadable_bytes() {
+    let bulk = Bulk::from(Payload::unreadable(TEXT.len()));
+    let mut room = vec![0; TEXT.len()];
+    let failed = [
+        bulk.to_vec().map(drop),
+        bulk.clone().into_vec().map(drop),
+        bulk.to_bytes().map(drop),
+        bulk.clone().detach().map(drop),
+        bulk.copy_to(&mut room),
+        bulk.read_at(3, &mut room[..5]).map(drop),
+        bulk.append_to(&mut room),
+        bulk.push_to(&mut OutBuf::new()),
+    ];
+    assert_eq!(failed, [Err(ReadError::Forked); 8]);
+    let null = File::options().write(true).open("/dev/null").unwrap();
+    let mut pieces = crate::stream::iter([Ok::<_, ReadError>(bulk.clone())]);
+    let failed = [
+        bulk.write_to(null),
+        Read::read(&mut bulk.reader(), &mut room).map(drop),
+        AsyncReadExt::read(&mut bulk.reader(), &mut room).await.map(drop),
+        AsyncReadExt::read(&mut PieceReader::new(&mut pieces), &mut room).await.map(drop),
+    ];
+    for error in failed.map(Result::unwrap_err) {
+        assert_eq!(error.downcast::<ReadError>().unwrap(), ReadError::Forked);
+    }
+    assert_eq!((bulk.as_slice(), room.len()), (None, TEXT.len()));
+    let mut other = bulk.clone();
+    assert_eq!(bulk, other);
+    other = Bulk::from(Payload::unreadable(TEXT.len()));
+    let copied = Bulk::from(room.clone());
+    assert!(bulk != other && bulk != room && bulk != copied);
 }
 
 #[tokio::test]
@@ -117,16 +151,16 @@ fn nothing_is_copied_that_need_not_be() {
     let bytes = vec![1; 100];
     let address = bytes.as_ptr();
     let bulk = Bulk::from(bytes);
-    assert_eq!(bulk.to_bytes().as_ptr(), address);
-    assert_eq!(bulk.clone().detach().as_slice().unwrap().as_ptr(), address);
-    let bytes = bulk.into_vec();
+    assert_eq!(bulk.to_bytes().unwrap().as_ptr(), address);
+    assert_eq!(bulk.clone().detach().unwrap().as_slice().unwrap().as_ptr(), address);
+    let bytes = bulk.into_vec().unwrap();
     assert_eq!(bytes.as_ptr(), address);
     let pooled = BulkPool::new(domain()).take(10).unwrap().freeze();
-    assert_eq!(pooled.to_bytes().as_ptr(), pooled.as_slice().unwrap().as_ptr());
+    assert_eq!(pooled.to_bytes().unwrap().as_ptr(), pooled.as_slice().unwrap().as_ptr());
 }
 
 #[test]
-fn a_buffer_goes_home_with_its_last_handle_and_is_used_again() {
+fn a_buffer_is_reused_after_its_last_handle() {
     let pool = BulkPool::new(domain());
     let buffer = pool.take(100_000).unwrap();
     assert_eq!(pool.allocated_bytes(), 128 * 1024);
@@ -144,11 +178,11 @@ fn a_buffer_goes_home_with_its_last_handle_and_is_used_again() {
     assert_eq!(pool.allocated_bytes(), 0);
 }
 
-/// The limit was looked at only when a new buffer was allocated.
+/// Regression: the limit was checked only when a new buffer was allocated.
 #[test]
-fn what_comes_home_beyond_what_a_pool_may_keep_is_given_back() {
+fn a_pool_frees_memory_above_its_limit() {
     let pool = BulkPool::new(domain());
-    // Never touched, so this takes address space only.
+    // Never touched, so this only takes address space.
     for shift in [25, 24, 23, 25, 24, 23, 22] {
         let taken: Vec<_> = (0..10).map(|_| pool.take(1 << shift).unwrap()).collect();
         assert!(pool.allocated_bytes() >= 10 << shift);
@@ -157,9 +191,9 @@ fn what_comes_home_beyond_what_a_pool_may_keep_is_given_back() {
     }
 }
 
-/// A burst's memory was kept until the next one.
+/// Regression: the memory of a burst was kept until the next one.
 #[tokio::test(start_paused = true)]
-async fn what_nobody_takes_for_some_seconds_is_given_back() {
+async fn idle_memory_is_freed_after_some_seconds() {
     let pool = BulkPool::new(domain());
     let held = pool.take(1_000_000).unwrap();
     drop(pool.take(4 << 20).unwrap());
@@ -173,8 +207,31 @@ async fn what_nobody_takes_for_some_seconds_is_given_back() {
     }
 }
 
+/// Regression: a task that had ended with its runtime was taken for a running one.
 #[test]
-fn only_a_whole_buffer_that_nobody_shares_is_filled_anew() {
+fn idle_buffers_are_trimmed_in_another_runtime() {
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().start_paused(true).build().unwrap()
+    };
+    let first = runtime();
+    let pool = first.block_on(async { BulkPool::new(domain()) });
+    drop(pool.take(1_000_000).unwrap());
+    drop(first);
+    // Outside any runtime.
+    drop(pool.take(1_000_000).unwrap());
+    assert_eq!(pool.allocated_bytes(), 1 << 20);
+    runtime().block_on(async {
+        drop(pool.take(1_000_000).unwrap());
+        for _ in 0..1000 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        assert_eq!(pool.allocated_bytes(), 0);
+    });
+}
+
+#[test]
+fn only_a_whole_unshared_buffer_is_refilled() {
     let pool = BulkPool::new(domain());
     let bulk = pool.take(10).unwrap().freeze();
     let clone = bulk.clone();
@@ -229,13 +286,13 @@ fn in_other_formats_it_is_plain_bytes() {
 
 #[test]
 #[should_panic(expected = "slice 3..9 of a bulk of 8")]
-fn a_slice_beyond_the_end_is_a_bug_of_the_caller() {
+fn slicing_past_the_end_panics() {
     let _ = Bulk::from(vec![0; 8]).slice(3..9);
 }
 
-/// As everywhere in the standard library: nothing is waited for, and it is no end.
+/// As in the standard library: `WouldBlock` is not the end of the data.
 #[test]
-fn a_read_into_an_empty_buffer_waits_for_no_piece() {
+fn an_empty_read_does_not_wait() {
     use futures::FutureExt;
 
     let pieces = futures::stream::pending::<Result<Bulk, std::io::Error>>();

@@ -4,13 +4,12 @@
 
 use std::time::Duration;
 
-/// Waits between attempts that fail: the first lasts `initial`, each further one `multiplier` times
-/// as long as the one before, none longer than `max`; each is then made longer or shorter by a
-/// random part of up to `jitter` of itself, so that clients which lost one server do not all come
-/// back at once.
+/// Waits between failing attempts: the first lasts `initial`, each further one `multiplier` times
+/// as long as the previous one, up to `max`. Each is then lengthened or shortened at random by up
+/// to `jitter` of itself, so that the clients of a lost server do not all return at once.
 ///
 /// ```
-/// use rpc_core::Backoff;
+/// use rpc_core::client::Backoff;
 /// use std::time::Duration;
 ///
 /// let backoff = Backoff::new().initial(Duration::from_millis(10)).max(Duration::from_secs(1));
@@ -34,7 +33,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// 50 ms, times 1.6 each, at most 5 s, jitter 0.2.
+    /// 50 ms, multiplied by 1.6 each time, at most 5 s, jitter 0.2.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -45,7 +44,7 @@ impl Backoff {
         }
     }
 
-    /// The first wait. Default 50 ms; at least 1 ms is waited.
+    /// The first wait. Default 50 ms; the actual wait is at least 1 ms.
     #[must_use]
     pub const fn initial(mut self, initial: Duration) -> Self {
         self.initial = initial;
@@ -59,7 +58,7 @@ impl Backoff {
         self
     }
 
-    /// What each wait is multiplied by for the next. Default 1.6; less than 1 counts as 1.
+    /// The factor from one wait to the next. Default 1.6; less than 1 counts as 1.
     #[must_use]
     pub const fn multiplier(mut self, multiplier: f64) -> Self {
         self.multiplier = multiplier;
@@ -73,11 +72,11 @@ impl Backoff {
         self
     }
 
-    /// The wait after so many failures in a row, from 1. `random`: any number, each as likely as
-    /// the others.
+    /// The wait after `failures` failures in a row, from 1. `random`: a uniformly distributed
+    /// number.
     #[must_use]
     pub fn delay(&self, failures: u32, random: u64) -> Duration {
-        /// What a wait never falls below: a multiple of nothing would be nothing.
+        /// The minimum wait: multiples of zero would stay zero.
         const LEAST: f64 = 0.001;
         let longest = self.max.as_secs_f64().max(LEAST);
         // `max` first: `NaN` counts as the other operand.
@@ -102,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_up_to_the_cap_and_stay_within_the_jitter() {
+    fn waits_grow_to_the_cap_within_the_jitter() {
         let backoff = Backoff::new();
         for random in [0, 1, u64::MAX / 3, u64::MAX / 2, u64::MAX] {
             let mut expected = 0.05_f64;

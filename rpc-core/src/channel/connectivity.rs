@@ -1,70 +1,72 @@
-//! One end point: whether it is connected, and when to connect next.
+//! The connectivity of one end point: whether it is connected, and when to connect next.
 //!
-//! Owns the state of gRPC's connectivity and the timing of attempts. Connects nothing itself: one
-//! *connector* (a task) at a time asks [`Connectivity::step`] what to do, does it, and tells the
-//! outcome.
+//! Owns the connectivity state, as in gRPC, and the timing of attempts. Connects nothing itself:
+//! one task at a time, the *connector*, calls [`Connectivity::step`] for what to do, does it, and
+//! reports the outcome.
 //!
 //! Invariants:
-//! 1. At most one connector runs, so at most one attempt is under way.
-//! 2. Each attempt has an epoch of its own; news of an earlier epoch change nothing.
-//! 3. After a failure nothing is attempted before the backoff is over. A connection that ends
-//!    within [`SETTLED_AFTER`] counts as a failure, though after the first of these in a row there
-//!    is no wait: a server that accepts and dies at once is not stormed.
-//! 4. Nobody who waits: no attempt. An end point that no call needs stays as it is.
+//! 1. At most one connector runs, so at most one attempt is in progress.
+//! 2. Each attempt has its own epoch; reports of an earlier epoch are ignored.
+//! 3. After a failure, the next attempt waits for the backoff. A connection that ends within
+//!    [`SETTLED_AFTER`] counts as a failure, except that the first of these in a row is followed by
+//!    an attempt at once: a server that accepts and dies is not stormed.
+//! 4. Without waiting calls there are no attempts: an idle end point stays as it is.
 
 use std::time::{Duration, Instant};
 
+use rpc_transport::wait::after;
+
 use super::backoff::Backoff;
 
-/// A connection that has lasted so long has not failed.
+/// A connection that lasted this long does not count as a failure.
 pub const SETTLED_AFTER: Duration = Duration::from_secs(1);
 
-/// What a channel does about its connection: gRPC's states.
+/// The state of a channel's connection, as in gRPC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ConnectivityState {
     /// Not connected, and not trying: the next call connects.
     Idle,
-    /// An attempt is under way.
+    /// An attempt is in progress.
     Connecting,
-    /// Connected: calls leave at once.
+    /// Connected: calls are sent at once.
     Ready,
     /// The last attempt failed; the next one follows after a backoff if a call waits for it.
     TransientFailure,
-    /// Closed for good: no call succeeds any more.
+    /// Closed permanently: all calls fail.
     Shutdown,
 }
 
-/// What a connector does next.
+/// The connector's next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Connect, and tell the outcome with this epoch.
+    /// Connect, and report the outcome with this epoch.
     Connect(u64),
-    /// Wait until then, and ask again.
+    /// Wait until then, then call [`Connectivity::step`] again.
     Sleep(Instant),
-    /// End: nothing is to be done. Whoever needs a connection starts another connector.
+    /// End: there is nothing to do. The next call that needs a connection starts another connector.
     Stop,
 }
 
 /// The state of one end point.
 #[derive(Debug)]
 pub struct Connectivity {
-    /// `None`: what is lost stays lost.
+    /// `None`: a lost connection is not replaced.
     backoff: Option<Backoff>,
     state: ConnectivityState,
     epoch: u64,
-    /// Attempts that failed since a connection lasted.
+    /// Failed attempts since the last lasting connection.
     failures: u32,
     /// When the backoff is over.
     retry_at: Option<Instant>,
     ready_since: Option<Instant>,
-    /// A connector runs.
+    /// Whether a connector runs.
     runs: bool,
-    /// It owes one attempt, also if nobody waits any more.
+    /// Whether the connector must make one more attempt, even without waiters.
     owes_attempt: bool,
 }
 
 impl Connectivity {
-    /// Not connected. Without a backoff there is one attempt, and no other after a loss.
+    /// Starts unconnected. Without a backoff there is a single attempt, and none after a loss.
     #[must_use]
     pub fn new(backoff: Option<Backoff>) -> Self {
         Self {
@@ -85,14 +87,26 @@ impl Connectivity {
         self.state
     }
 
-    /// Of the attempt that is under way, or was last.
+    /// The epoch of the current attempt, or of the last one.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Whether a call had better not wait for this end point, unless it waits until it is ready:
-    /// the last attempt failed, and the next one is not due.
+    /// Whether the attempt of that epoch is in progress.
+    #[must_use]
+    pub fn is_connecting(&self, epoch: u64) -> bool {
+        epoch == self.epoch && self.state == ConnectivityState::Connecting
+    }
+
+    /// Whether a connector runs, which will notify all waiters.
+    #[must_use]
+    pub fn runs(&self) -> bool {
+        self.runs
+    }
+
+    /// Whether calls that do not wait for ready should fail: the last attempt failed, and the next
+    /// one is not due.
     #[must_use]
     pub fn is_failing(&self, now: Instant) -> bool {
         match self.state {
@@ -102,8 +116,8 @@ impl Connectivity {
         }
     }
 
-    /// A connection is wanted. True: the caller must start a connector. `waits`: somebody waits
-    /// for it through any number of failures, so a connector is of use before the backoff is over.
+    /// A connection is wanted. True: the caller must start a connector. `waits`: a call waits
+    /// through any number of failures, so a connector is useful even before the backoff is over.
     #[must_use]
     pub fn start(&mut self, now: Instant, waits: bool) -> bool {
         let is_of_use = match self.state {
@@ -118,7 +132,7 @@ impl Connectivity {
         starts
     }
 
-    /// What the connector does next. `waits`: somebody waits for a connection.
+    /// The connector's next step. `waits`: a call waits for a connection.
     pub fn step(&mut self, now: Instant, waits: bool) -> Step {
         let wanted = waits || self.owes_attempt;
         let may_connect =
@@ -136,7 +150,7 @@ impl Connectivity {
         Step::Connect(self.epoch)
     }
 
-    /// The connector is gone without a word: its task was dropped.
+    /// Records that the connector's task was dropped.
     pub fn on_connector_gone(&mut self, now: Instant) {
         (self.runs, self.owes_attempt) = (false, false);
         if self.state == ConnectivityState::Connecting {
@@ -145,11 +159,11 @@ impl Connectivity {
         }
     }
 
-    /// The attempt of that epoch has succeeded. False: it is not the current one, and the
-    /// connection is not wanted.
+    /// Records that the attempt of that epoch succeeded. False: it is not the current one, and the
+    /// connection must be dropped.
     #[must_use]
     pub fn on_connected(&mut self, epoch: u64, now: Instant) -> bool {
-        let is_current = epoch == self.epoch && self.state == ConnectivityState::Connecting;
+        let is_current = self.is_connecting(epoch);
         if is_current {
             self.state = ConnectivityState::Ready;
             (self.retry_at, self.ready_since) = (None, Some(now));
@@ -157,15 +171,15 @@ impl Connectivity {
         is_current
     }
 
-    /// The attempt of that epoch has failed.
+    /// Records that the attempt of that epoch failed.
     pub fn on_failed(&mut self, epoch: u64, now: Instant, random: u64) {
-        if epoch == self.epoch && self.state == ConnectivityState::Connecting {
+        if self.is_connecting(epoch) {
             self.back_off(now, random);
         }
     }
 
-    /// The connection of that epoch has ended, or takes no calls any more. True: it was the current
-    /// one.
+    /// Records that the connection of that epoch has ended, or accepts no more calls. True: it was
+    /// the current one.
     pub fn on_lost(&mut self, epoch: u64, now: Instant, random: u64) -> bool {
         if epoch != self.epoch || self.state != ConnectivityState::Ready {
             return false;
@@ -175,7 +189,7 @@ impl Connectivity {
         if lasted < SETTLED_AFTER && self.failures > 0 {
             self.back_off(now, random);
         } else {
-            // The first in a row is tried again at once.
+            // After the first in a row, the next attempt is due at once.
             self.failures = u32::from(lasted < SETTLED_AFTER);
             (self.state, self.retry_at) = (ConnectivityState::Idle, None);
         }
@@ -185,17 +199,29 @@ impl Connectivity {
         true
     }
 
+    /// Records that the connection of that epoch ended with the runtime that drove it, which says
+    /// nothing about the server: the next attempt is due at once. True: it was the current one.
+    pub fn on_driver_gone(&mut self, epoch: u64) -> bool {
+        if epoch != self.epoch || self.state != ConnectivityState::Ready {
+            return false;
+        }
+        self.ready_since = None;
+        let is_last = self.backoff.is_none();
+        self.state = if is_last { ConnectivityState::Shutdown } else { ConnectivityState::Idle };
+        true
+    }
+
     fn back_off(&mut self, now: Instant, random: u64) {
         let Some(backoff) = &self.backoff else {
             self.state = ConnectivityState::Shutdown;
             return;
         };
         self.failures = self.failures.saturating_add(1);
-        self.retry_at = now.checked_add(backoff.delay(self.failures, random));
+        self.retry_at = Some(after(now, backoff.delay(self.failures, random)));
         self.state = ConnectivityState::TransientFailure;
     }
 
-    /// Nothing is connected any more.
+    /// Closes the end point permanently.
     pub fn shut_down(&mut self) {
         self.state = ConnectivityState::Shutdown;
     }
@@ -231,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_waited_out_and_nobody_who_waits_means_no_attempt() {
+    fn no_attempt_during_backoff_or_without_waiters() {
         let (mut machine, now) = (machine(), Instant::now());
         assert!(machine.start(now, true));
         assert_eq!(machine.step(now, true), Step::Connect(1));
@@ -248,7 +274,19 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_after_a_while_is_no_failure_and_one_at_once_is() {
+    fn a_backoff_beyond_the_clock_is_one() {
+        let backoff = Backoff::new().initial(Duration::MAX).max(Duration::MAX);
+        let (mut machine, now) = (Connectivity::new(Some(backoff)), Instant::now());
+        assert!(machine.start(now, true));
+        assert_eq!(machine.step(now, true), Step::Connect(1));
+        machine.on_failed(1, now, 0);
+        let later = now + 1_000_000_000 * MS;
+        assert!(machine.is_failing(later));
+        assert!(matches!(machine.step(later, true), Step::Sleep(at) if at > later));
+    }
+
+    #[test]
+    fn only_an_immediate_loss_is_a_failure() {
         let (mut machine, mut now) = (machine(), Instant::now());
         let epoch = connected(&mut machine, now);
         now += SETTLED_AFTER;
@@ -296,6 +334,19 @@ mod tests {
         assert!(machine.start(now, false));
         assert_eq!(machine.step(now, false), Step::Connect(2));
         assert!(!machine.on_connected(1, now) && machine.on_connected(2, now));
+    }
+
+    #[test]
+    fn the_end_of_our_runtime_is_no_failure() {
+        let (mut machine, now) = (machine(), Instant::now());
+        for _ in 0..5 {
+            let epoch = connected(&mut machine, now);
+            assert!(machine.on_driver_gone(epoch) && !machine.on_driver_gone(epoch));
+            assert_eq!(machine.state(), Idle);
+        }
+        let epoch = connected(&mut machine, now);
+        assert!(machine.on_lost(epoch, now, 0));
+        assert_eq!(machine.state(), Idle, "the first of the server's in a row");
     }
 
     #[test]

@@ -1,45 +1,51 @@
-//! Whether a call gets a second attempt while its first one runs, and when: gRPC A6's hedging.
+//! Decides whether and when a call gets a second attempt while the first one runs: the hedging of
+//! gRPC A6.
 //!
-//! Owns the policy, what a channel knows for it ([`Hedging`]: how long methods take, and the budget),
-//! and the race of one call's two attempts ([`Race`]). Is only asked about idempotent methods.
+//! Owns the policy, the state of a channel ([`Hedging`]: the latencies of methods, and the budget),
+//! and the race of a call's two attempts ([`Race`]). Only used for idempotent methods.
 //!
 //! Invariants:
-//! 1. Second attempts are at most the budget's share of all calls, from the first call on: nothing is
-//!    lent.
-//! 2. A call has one second attempt at most, and none while a server has asked for peace, or the
+//! 1. Second attempts never exceed the budget's share of all calls: the budget starts empty. An
+//!    attempt that never left this end costs nothing.
+//! 2. A call has at most one second attempt, and none during a server's pushback or while the
 //!    throttle of the retries is closed.
-//! 3. The first answer ends the call. A failure does only when no other attempt runs.
+//! 3. The first answer ends the call. A failure ends it only if no other attempt runs.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use rpc_transport::wait::after;
+
 use super::retry::Failed;
 use super::throttle::Throttle;
 
-/// Thousandths of a second attempt.
+/// The cost of one second attempt, in thousandths.
 const MILLI: u32 = 1000;
-/// Second attempts that may be saved up: what a quiet hour has saved is not spent in one burst.
+/// Maximum budget, in thousandths: the savings of a quiet hour are not spent in one burst.
 const MOST_SAVED: u32 = 10 * MILLI;
-/// Answers of a method before its latency is taken for known.
+/// Minimum time between two checks of a first attempt that is still queued.
+const SHORTEST_LOOK: Duration = Duration::from_millis(1);
+/// Answers of a method needed for an estimate of its latency.
 const ENOUGH_ANSWERS: u32 = 50;
-/// Answers after which those before lose half of their weight.
+/// Number of answers after which the weight of the earlier ones is halved.
 const MEMORY: u32 = 1024;
 
 /// When a call of a method marked `#[rpc(idempotent)]` gets a second attempt while its first one
-/// runs: for calls whose time is worth more than the work of a few percent of them done twice.
+/// runs: for calls whose latency is worth doing a few percent of the work twice.
 ///
 /// The second attempt goes to another server, if the channel has several; the first answer counts,
-/// and the other attempt is cancelled. Calls without an answer after the time in which 95 of 100
-/// calls of that method on that channel have one are hedged, once, and at most one of ten calls is.
-/// Nothing is while a server asks for time ([`Status::with_retry_after`](crate::Status::with_retry_after)),
-/// or while the throttle of the [`RetryPolicy`](crate::RetryPolicy) is closed.
+/// and the other attempt is cancelled. A call is hedged, once, if it has no answer after the
+/// method's 95th percentile on that channel, and at most one of ten calls is. No call is hedged
+/// during a server's pushback ([`Status::with_retry_after`](crate::Status::with_retry_after)), or
+/// while the throttle of the [`RetryPolicy`](crate::client::RetryPolicy) is closed.
 ///
 /// Methods that are not idempotent, calls with streams, calls whose reply goes into a
-/// [`ReplySlot`](crate::ReplySlot) and bodies above 64 KiB (without the byte strings beside them) are
-/// never hedged, nor is a call that nobody polls.
+/// [`ReplySlot`](crate::bulk::ReplySlot) and bodies above 64 KiB (without the byte strings beside
+/// them) are never hedged, nor is a call that is not polled.
 ///
 /// ```
-/// use rpc_core::{Channel, HedgingPolicy};
+/// use rpc_core::Channel;
+/// use rpc_core::client::HedgingPolicy;
 /// use std::time::Duration;
 ///
 /// let builder = Channel::builder().hedging(HedgingPolicy::new());
@@ -58,32 +64,31 @@ impl Default for HedgingPolicy {
 }
 
 impl HedgingPolicy {
-    /// After the method's own 95th percentile; one of ten calls at most.
+    /// After the method's own 95th percentile; at most one of ten calls.
     #[must_use]
     pub const fn new() -> Self {
         Self { delay: None, budget: 0.1 }
     }
 
-    /// How long the first attempt runs alone. Default: until 95 of 100 calls of the method have
-    /// their answer; while fewer than 50 have been answered there is no second attempt.
+    /// Delay before the second attempt. Default: the method's 95th percentile; until 50 calls have
+    /// been answered there are no second attempts.
     #[must_use]
     pub const fn delay(mut self, delay: Duration) -> Self {
         self.delay = Some(delay);
         self
     }
 
-    /// What share of the calls, from 0 to 1, may have a second attempt. Default 0.1. Each call adds
-    /// its share to what the channel may spend, which begins with nothing and is never more than
-    /// ten attempts.
+    /// The share of calls, from 0 to 1, that may have a second attempt. Default 0.1. Each call adds
+    /// its share to the budget of the channel, which starts empty and never exceeds ten attempts.
     #[must_use]
     pub const fn budget(mut self, share: f64) -> Self {
         self.budget = share;
         self
     }
 
-    /// What one call adds, thousandths.
+    /// The amount that one call adds to the budget, thousandths.
     fn share(&self) -> u32 {
-        // `NaN` gives 0.
+        // `NaN` counts as 0.
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -94,34 +99,40 @@ impl HedgingPolicy {
     }
 }
 
-/// What a channel knows for its second attempts.
+/// The state of a channel that decides about second attempts.
 #[derive(Debug, Default)]
 pub struct Hedging {
-    /// Thousandths.
+    /// The budget, thousandths.
     saved: u32,
-    /// A server has asked for no second attempts until then.
+    /// End of a server's pushback: no second attempts before it.
     quiet_until: Option<Instant>,
     methods: HashMap<u32, Latencies>,
 }
 
 impl Hedging {
-    /// A call of that method begins. How long its first attempt runs alone; `None`: to its end.
+    /// Records the start of a call. Returns the delay before its second attempt; `None`: there is
+    /// none.
     pub fn begin(&mut self, method: u32, policy: &HedgingPolicy) -> Option<Duration> {
         self.saved = self.saved.saturating_add(policy.share()).min(MOST_SAVED);
         policy.delay.or_else(|| self.methods.get(&method)?.percentile_95())
     }
 
-    /// A call of that method was answered after so long, or had at least no answer before.
+    /// Records that a call was answered after `took`, or had no answer until then.
     pub fn on_answer(&mut self, method: u32, took: Duration) {
         self.methods.entry(method).or_default().observe(took);
     }
 
-    /// A server has named a time before which it wants no further attempt.
+    /// Records that a second attempt was not sent after all: it costs nothing.
+    pub fn on_unsent(&mut self) {
+        self.saved = self.saved.saturating_add(MILLI).min(MOST_SAVED);
+    }
+
+    /// Records a server's pushback: no further attempts before `until`.
     pub fn on_pushback(&mut self, until: Instant) {
         self.quiet_until = self.quiet_until.max(Some(until));
     }
 
-    /// Takes what a second attempt costs, if there is to be one.
+    /// Takes the cost of a second attempt from the budget; false if there must be none.
     fn spend(&mut self, now: Instant) -> bool {
         let is_quiet = self.quiet_until.is_some_and(|until| until > now);
         if is_quiet || self.saved < MILLI {
@@ -132,27 +143,27 @@ impl Hedging {
     }
 }
 
-/// How an attempt has ended.
+/// How an attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// With the server's word on the call, good or bad.
+    /// The server answered the call, with success or failure.
     Answered,
-    /// In a way in which another attempt need not end.
+    /// It failed in a way that another attempt may not.
     Failed,
 }
 
-/// How the second attempt has ended.
+/// How the second attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SecondEnded {
-    /// With an outcome that another attempt would not change.
+    /// Its outcome is final for the call.
     Answered,
-    /// Another attempt may end otherwise.
+    /// It failed in a way that another attempt may not.
     Failed(Failed),
-    /// This end refused it, or had no connection for it: no server has seen it.
+    /// This end refused it or had no connection for it: no server has seen it.
     NeverSent,
 }
 
-/// What an attempt's end means for its call.
+/// The effect of an attempt's end on its call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The other attempt decides.
@@ -165,12 +176,12 @@ pub enum Verdict {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Second {
-    /// To be sent then, if the first runs still.
+    /// To be sent at this time, if the first still runs.
     At(Instant),
-    /// Not before the first was sent again.
+    /// Waits until the first is sent again.
     Waits,
     Runs,
-    /// It has been, or there is to be none.
+    /// It has ended, or will not be sent.
     Over,
 }
 
@@ -184,7 +195,7 @@ pub struct Race {
 }
 
 impl Race {
-    /// The first attempt is sent; [`Hedging::begin`] has given the delay.
+    /// Starts when the first attempt is sent; `delay` comes from [`Hedging::begin`].
     #[must_use]
     pub fn new(now: Instant, delay: Option<Duration>) -> Self {
         let mut race = Self { since: now, delay, second: Second::Waits, first_failed: false };
@@ -192,12 +203,23 @@ impl Race {
         race
     }
 
-    /// The first attempt is sent, also once more: the time that it runs alone starts anew.
+    /// Records that the first attempt is sent, or sent again: the delay starts anew.
     pub fn on_sent(&mut self, now: Instant) {
         if matches!(self.second, Second::At(_) | Second::Waits) {
             self.since = now;
-            let at = self.delay.and_then(|delay| now.checked_add(delay));
+            let at = self.delay.map(|delay| after(now, delay));
             self.second = at.map_or(Second::Over, Second::At);
+        }
+    }
+
+    /// Records that the delay is over while the first attempt is still queued at this end: no
+    /// server has it, so the delay starts anew.
+    pub fn on_in_line(&mut self, now: Instant) {
+        if let Second::At(_) = self.second {
+            self.since = now;
+            // Without a minimum this would spin.
+            let delay = self.delay.unwrap_or_default().max(SHORTEST_LOOK);
+            self.second = Second::At(after(now, delay));
         }
     }
 
@@ -210,8 +232,8 @@ impl Race {
         }
     }
 
-    /// Whether a second attempt is to be sent now. `first_runs`: the first is with a server, and does
-    /// not wait to be sent. `throttle`: that of the retries.
+    /// Whether to send a second attempt now. `first_runs`: the first has been sent, and is not
+    /// queued at this end. `throttle`: that of the retries.
     pub fn on_time(
         &mut self,
         now: Instant,
@@ -231,7 +253,7 @@ impl Race {
         sends
     }
 
-    /// The first attempt has ended.
+    /// Records the end of the first attempt.
     pub fn on_first(&mut self, ended: Ended) -> Verdict {
         if ended == Ended::Failed && self.second == Second::Runs {
             self.first_failed = true;
@@ -240,8 +262,8 @@ impl Race {
         Verdict::First
     }
 
-    /// The second attempt has ended. A failure counts in the throttle, as that of a first one does:
-    /// calls that are lost with one connection count once.
+    /// Records the end of the second attempt. Its failure counts in the throttle like that of a
+    /// first one: calls lost with the same connection count once.
     pub fn on_second(&mut self, ended: SecondEnded, throttle: Option<&mut Throttle>) -> Verdict {
         self.second = Second::Over;
         match (ended, throttle) {
@@ -265,7 +287,7 @@ impl Race {
 /// Four buckets for each power of two of microseconds.
 const BUCKETS: usize = 164;
 
-/// How long a method's calls take, to a quarter of a power of two.
+/// A histogram of a method's latencies, with a resolution of a quarter of a power of two.
 #[derive(Debug)]
 struct Latencies {
     counts: [u16; BUCKETS],
@@ -308,7 +330,7 @@ fn bucket(took: Duration) -> usize {
     (power as usize * 4 + usize::try_from(quarter).unwrap_or(0)).min(BUCKETS - 1)
 }
 
-/// What all durations of a bucket are below.
+/// The upper bound of a bucket.
 fn upper_edge(bucket: usize) -> Duration {
     let (power, quarter) = (bucket / 4, bucket as u64 % 4);
     Duration::from_micros(((5 + quarter) << power).div_ceil(4))
@@ -321,7 +343,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn the_percentile_is_that_of_the_method_and_follows_it() {
+    fn the_percentile_follows_its_method() {
         let (mut hedging, policy) = (Hedging::default(), HedgingPolicy::new());
         for _ in 0..3 {
             for millis in 1..=100 {
@@ -364,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_hedged_before_the_time_that_a_server_has_named_or_while_the_throttle_is_closed() {
+    fn pushback_and_throttle_prevent_hedging() {
         let (mut hedging, policy, now) = (Hedging::default(), HedgingPolicy::new(), Instant::now());
         (0..100).for_each(|_| _ = hedging.begin(1, &policy));
         let mut throttle = Throttle::new(4, 0.1);
@@ -391,7 +413,29 @@ mod tests {
     }
 
     #[test]
-    fn the_first_answer_ends_the_call_and_a_failure_only_the_last() {
+    fn unsent_attempts_are_not_hedged_and_cost_nothing() {
+        let (mut hedging, now) = (Hedging::default(), Instant::now());
+        let policy = HedgingPolicy::new().budget(1.0);
+        for delay in [Duration::ZERO, 5 * MS] {
+            let mut race = Race::new(now, hedging.begin(1, &policy.delay(delay)));
+            race.on_in_line(now + 5 * MS);
+            let next = now + 5 * MS + delay.max(MS);
+            assert_eq!(race.next(), Some(next));
+            assert!(!race.on_time(next - MS / 2, true, &mut hedging, None));
+            assert!(race.on_time(next, true, &mut hedging, None));
+            assert_eq!(race.took(next), next - (now + 5 * MS));
+            race.on_in_line(next);
+            assert_eq!(race.next(), None, "it has its second attempt");
+        }
+        assert!(!hedging.spend(now));
+        hedging.on_unsent();
+        assert!(hedging.spend(now) && !hedging.spend(now));
+        (0..100).for_each(|_| hedging.on_unsent());
+        assert_eq!((0..100).filter(|_| hedging.spend(now)).count(), 10);
+    }
+
+    #[test]
+    fn first_answer_or_last_failure_ends_the_call() {
         use Ended::{Answered, Failed};
         let refused = SecondEnded::Failed(super::Failed::Refused(None));
         let (mut hedging, now) = (Hedging::default(), Instant::now());
@@ -414,7 +458,7 @@ mod tests {
         let mut race = hedged();
         assert_eq!(race.on_second(refused, None), Verdict::GoesOn);
         assert_eq!(race.on_first(Failed), Verdict::First);
-        // While the first waits to be sent again there is nothing to hedge.
+        // While the first is queued to be sent again, there is nothing to hedge.
         let mut race = Race::new(now, Some(MS));
         assert!(!race.on_time(now + MS, false, &mut hedging, None));
         assert_eq!(race.next(), None);

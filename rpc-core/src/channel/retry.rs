@@ -1,25 +1,32 @@
-//! Whether a call that has failed is tried again, and when: gRPC A6.
+//! Decides whether and when a failed call is retried: gRPC A6.
 //!
-//! Owns the policy and the decision. Is only asked about calls whose handler may have begun, and of
-//! these only about idempotent ones: a call that never left goes again in any case, uncounted.
+//! Owns the policy and the decision. Only used for idempotent calls whose handler may have begun: a
+//! call that was never sent is sent again in any case, uncounted.
 
 use std::time::{Duration, Instant};
+
+use rpc_transport::wait::after;
 
 use super::backoff::Backoff;
 use super::throttle::Throttle;
 
-/// How failed calls of methods marked `#[rpc(idempotent)]` are tried again. Others never are, once
-/// their handler may have begun.
+/// The longest wait before another attempt that a server can ask for: one server among many cannot
+/// disable retries and second attempts permanently.
+pub const LONGEST_PUSHBACK: Duration = Duration::from_secs(60);
+
+/// How failed calls of methods marked `#[rpc(idempotent)]` are retried. Calls of other methods are
+/// never retried once their handler may have begun.
 ///
-/// What is tried again: a call whose connection was lost before its answer came, and one that the
-/// server has ended with a [retryable](crate::Status::is_retryable) status. A method's own error is
-/// an answer like any other. All attempts are within the call's deadline.
+/// A call is retried if its connection was lost before the answer, or if the server ended it with a
+/// [retryable](crate::Status::is_retryable) status. A method's own error is an answer like any
+/// other. All attempts are within the call's deadline.
 ///
-/// Of an attempt the arguments are kept until its answer is there. Byte strings beside the body are
-/// shared for that; a body above 64 KiB is not kept, and so not tried again.
+/// The arguments of an attempt are kept until its answer arrives. Byte strings beside the body are
+/// shared, not copied; a body above 64 KiB is not kept, so such a call is not retried.
 ///
 /// ```
-/// use rpc_core::{Backoff, Channel, RetryPolicy};
+/// use rpc_core::Channel;
+/// use rpc_core::client::{Backoff, RetryPolicy};
 /// use std::time::Duration;
 ///
 /// let backoff = Backoff::new().initial(Duration::from_millis(5)).max(Duration::from_millis(200));
@@ -51,26 +58,33 @@ impl RetryPolicy {
         Self { max_attempts: 5, backoff, max_tokens: 10, token_ratio: 0.1 }
     }
 
-    /// Attempts of one call at most, the first one included. Default 5. Attempts of which nothing
-    /// was sent do not count.
+    /// Maximum number of attempts of a call, including the first. Default 5. Attempts that were
+    /// never sent do not count.
     #[must_use]
     pub const fn max_attempts(mut self, count: u32) -> Self {
         self.max_attempts = count;
         self
     }
 
-    /// How long to wait before each further attempt, unless the server says:
-    /// [`Status::with_retry_after`](crate::Status::with_retry_after). Default: 10 ms, twice as long
-    /// each time, at most 1 s.
+    /// How long to wait before each further attempt, unless the server says so:
+    /// [`Status::with_retry_after`](crate::Status::with_retry_after), capped at a minute. Default:
+    /// 10 ms, twice as long each time, at most 1 s.
     #[must_use]
     pub const fn backoff(mut self, backoff: Backoff) -> Self {
         self.backoff = backoff;
         self
     }
 
-    /// The throttle of the channel: a failure takes one of `max_tokens`, a success gives `ratio` of
-    /// one back, and while no more than half are left nothing is tried again. Default 10 and 0.1;
-    /// no tokens: no throttle. The calls that end with one connection count as one failure.
+    /// The throttle of the channel, which keeps retries from adding to an overload. A failed call
+    /// of an idempotent method takes one of `max_tokens`, whatever the number of its attempts; a
+    /// successful one returns `ratio` of a token. While at most half of the tokens are left, no
+    /// call is retried: by default after five such failures in a row, until ten times as many calls
+    /// have succeeded. Default 10 and 0.1; no tokens: no throttle. Calls that fail with the same
+    /// connection count as one failure.
+    ///
+    /// When the throttle engages, a warning is logged, and
+    /// [`ChannelStats::retries_throttled`](crate::stats::ChannelStats::retries_throttled) counts
+    /// the calls that were not retried because of it.
     #[must_use]
     pub const fn throttle(mut self, max_tokens: u16, ratio: f64) -> Self {
         (self.max_tokens, self.token_ratio) = (max_tokens, ratio);
@@ -83,34 +97,34 @@ impl RetryPolicy {
         Throttle::new(self.max_tokens, self.token_ratio)
     }
 
-    /// Attempts of one call at most.
+    /// Maximum number of attempts of a call.
     #[must_use]
     pub(crate) fn attempts(&self) -> u32 {
         self.max_attempts
     }
 
-    /// Whether there may be a second attempt at all.
+    /// Whether calls may have more than one attempt.
     #[must_use]
     pub fn may_retry(&self) -> bool {
         self.max_attempts > 1
     }
 }
 
-/// How an attempt has failed.
+/// How an attempt failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failed {
-    /// With its connection: the end point and the epoch.
+    /// Its connection was lost: the end point and the epoch.
     Lost(usize, u64),
-    /// By the server's word, which may say when to come back.
+    /// The server failed it, and may have said when to retry.
     Refused(Option<Duration>),
 }
 
 /// The attempts of one call.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Attempts {
-    /// Those that have failed.
+    /// The failed ones.
     failed: u32,
-    /// Those since the server named a time.
+    /// Those since the last pushback.
     since_told: u32,
 }
 
@@ -121,7 +135,8 @@ impl Attempts {
         self.failed
     }
 
-    /// An attempt has failed. The time until the next one; `None`: that was the last.
+    /// Records that an attempt failed. Returns the time until the next one; `None`: that was the
+    /// last.
     pub fn after(
         &mut self,
         failed: Failed,
@@ -132,15 +147,16 @@ impl Attempts {
         random: u64,
     ) -> Option<Duration> {
         self.failed = self.failed.saturating_add(1);
+        // The attempts of a call take one token together: a single call does not close the
+        // throttle.
+        match failed {
+            _ if self.failed > 1 => {}
+            Failed::Lost(end_point, epoch) => throttle.on_lost(end_point, epoch),
+            Failed::Refused(_) => throttle.on_failure(),
+        }
         let told = match failed {
-            Failed::Lost(end_point, epoch) => {
-                throttle.on_lost(end_point, epoch);
-                None
-            }
-            Failed::Refused(told) => {
-                throttle.on_failure();
-                told
-            }
+            Failed::Lost(..) => None,
+            Failed::Refused(told) => told,
         };
         if self.failed >= policy.max_attempts || !throttle.allows() {
             return None;
@@ -155,8 +171,10 @@ impl Attempts {
                 policy.backoff.delay(self.since_told, random)
             }
         };
-        let at = now.checked_add(delay)?;
-        deadline.is_none_or(|deadline| at < deadline).then_some(delay)
+        // Before capping: a call whose deadline passes by then need not wait for its end.
+        let at = after(now, delay);
+        let is_in_time = deadline.is_none_or(|deadline| at < deadline);
+        is_in_time.then_some(if told.is_some() { delay.min(LONGEST_PUSHBACK) } else { delay })
     }
 }
 
@@ -185,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_servers_word_on_the_wait_counts_and_starts_the_backoff_anew() {
+    fn pushback_counts_and_restarts_the_backoff() {
         let (policy, now) = (policy(), Instant::now());
         let mut throttle = policy.new_throttle();
         let mut attempts = Attempts::default();
@@ -196,7 +214,35 @@ mod tests {
     }
 
     #[test]
-    fn what_would_be_after_the_deadline_is_not_tried() {
+    fn pushback_is_capped_at_a_minute() {
+        let (policy, now) = (policy(), Instant::now());
+        let hour = 3_600_000 * MS;
+        let after = |told, deadline: Option<Duration>| {
+            let (mut attempts, mut throttle) = (Attempts::default(), policy.new_throttle());
+            let failed = Failed::Refused(Some(told));
+            let deadline = deadline.map(|deadline| now + deadline);
+            attempts.after(failed, &policy, &mut throttle, now, deadline, 0)
+        };
+        assert_eq!(after(59_000 * MS, None), Some(59_000 * MS));
+        assert_eq!(after(hour, None), Some(LONGEST_PUSHBACK));
+        assert_eq!(after(Duration::MAX, None), Some(LONGEST_PUSHBACK));
+        assert_eq!(after(hour, Some(hour * 2)), Some(LONGEST_PUSHBACK));
+        assert_eq!(after(hour, Some(hour / 2)), None, "the server will not take it in time");
+    }
+
+    #[test]
+    fn a_backoff_beyond_the_clock_is_waited_out() {
+        let backoff = Backoff::new().initial(Duration::MAX).max(Duration::MAX);
+        let policy = RetryPolicy::new().backoff(backoff);
+        let mut throttle = policy.new_throttle();
+        let failed = Failed::Refused(None);
+        let delay =
+            Attempts::default().after(failed, &policy, &mut throttle, Instant::now(), None, 0);
+        assert!(delay.is_some_and(|delay| delay > Duration::from_secs(1 << 40)), "{delay:?}");
+    }
+
+    #[test]
+    fn no_attempt_after_the_deadline() {
         let (policy, now) = (policy(), Instant::now());
         let mut throttle = policy.new_throttle();
         let mut after = |deadline| {
@@ -206,6 +252,20 @@ mod tests {
         };
         assert_eq!(after(10 * MS), None);
         assert_eq!(after(11 * MS), Some(10 * MS));
+    }
+
+    /// Regression: a call that had failed five times left no token for the next one.
+    #[test]
+    fn one_call_does_not_close_the_throttle() {
+        let (policy, now) = (policy(), Instant::now());
+        let mut throttle = policy.new_throttle();
+        let mut attempts_of = |failed| {
+            let mut attempts = Attempts::default();
+            while attempts.after(failed, &policy, &mut throttle, now, None, 0).is_some() {}
+            attempts.failed()
+        };
+        let of_calls = (0..6).map(|_| attempts_of(Failed::Refused(None))).collect::<Vec<_>>();
+        assert_eq!(of_calls, [5, 5, 5, 5, 1, 1]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A budget of tokens that keeps retries from adding to an overload: gRPC A6's retry throttle.
 //!
-//! Each failure takes a token, each success gives back a fraction of one. Calls are retried only
-//! while more than half of the tokens are there. Owns the count alone.
+//! Each failure takes a token, each success returns a fraction of one. Calls are retried only while
+//! more than half of the tokens are left. Owns only the count.
 
 /// Thousandths of a token.
 const MILLI: u32 = 1000;
@@ -9,7 +9,7 @@ const MILLI: u32 = 1000;
 /// The tokens of a channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Throttle {
-    /// Thousandths.
+    /// In thousandths.
     tokens: u32,
     max: u32,
     ratio: u32,
@@ -18,11 +18,11 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// Full. `ratio`: the part of a token that a success gives back, to three decimals.
+    /// Starts full. `ratio`: the part of a token that a success returns, to three decimals.
     #[must_use]
     pub fn new(max_tokens: u16, ratio: f64) -> Self {
         let max = u32::from(max_tokens) * MILLI;
-        // Saturates, also for numbers that are none.
+        // The cast saturates; `NaN` becomes 0.
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -38,18 +38,19 @@ impl Throttle {
         self.tokens == self.max
     }
 
-    /// A call has succeeded.
+    /// Records a successful call.
     pub fn on_success(&mut self) {
         self.tokens = self.tokens.saturating_add(self.ratio).min(self.max);
     }
 
-    /// A call has failed in a way that may be tried again.
+    /// Records a retryable failure.
     pub fn on_failure(&mut self) {
         self.tokens = self.tokens.saturating_sub(MILLI);
     }
 
-    /// A call was lost with its connection, the one of that epoch at that end point. All calls of a
-    /// connection fail at once, and for one reason: they take one token together.
+    /// Records a call that was lost with its connection: the one of that epoch at that end point.
+    /// All calls of a connection fail at once and for the same reason, so they take one token
+    /// together.
     pub fn on_lost(&mut self, end_point: usize, epoch: u64) {
         if self.lost_epoch != Some((end_point, epoch)) {
             self.lost_epoch = Some((end_point, epoch));
@@ -57,7 +58,7 @@ impl Throttle {
         }
     }
 
-    /// Whether a call may be tried again. A budget of nothing allows all.
+    /// Whether a call may be retried. Without tokens at all there is no throttle.
     #[must_use]
     pub fn allows(&self) -> bool {
         self.max == 0 || self.tokens > self.max / 2
@@ -69,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn retries_stop_at_half_and_come_back_with_successes() {
+    fn retries_stop_at_half_and_resume_after_successes() {
         let mut throttle = Throttle::new(10, 0.1);
         assert!(throttle.is_full() && throttle.allows());
         for _ in 0..4 {
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn the_calls_of_a_lost_connection_take_one_token_together() {
+    fn a_lost_connection_takes_one_token() {
         let mut throttle = Throttle::new(10, 0.1);
         for epoch in 1..=4 {
             (0..1000).for_each(|_| throttle.on_lost(0, epoch));

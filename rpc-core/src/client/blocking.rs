@@ -1,7 +1,9 @@
 //! Calls that block the calling thread, for programs without a runtime.
 //!
-//! A thread of its own drives the connection, and ends with the last that holds it: clones of the client, and
-//! streams of their calls. Where a call would block a runtime, it panics instead, at once.
+//! A thread of its own drives the connection, and ends with the last that holds it: clones of the
+//! client, and streams of their calls. Where a call would block a runtime, it panics instead, at
+//! once. In a child of `fork(2)`, where the thread is missing, calls fail at once: connect anew
+//! there.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +12,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use serde::Serialize;
 
-use rpc_transport::connect::error::ConnectError;
+use rpc_transport::device::connection_error::ConnectError;
 use rpc_transport::device::{ProviderError, open_files};
 use rpc_transport::protocol::config::WhenFull;
 
@@ -73,7 +75,7 @@ impl BlockingChannel {
     /// Starts the thread and connects. Addresses are those of [`Channel::connect`].
     ///
     /// # Errors
-    /// Those of [`Channel::connect`], and when no thread can be started.
+    /// As [`Channel::connect`], and when no thread can be started.
     ///
     /// # Panics
     /// Inside a runtime (see [`BlockingChannel::call`]).
@@ -81,11 +83,12 @@ impl BlockingChannel {
         Self::connect_with(Channel::connect(address))
     }
 
-    /// Starts the thread and connects in another way: with the options of a builder, say.
+    /// Starts the thread and connects by `connecting`, for example with the options of a builder.
     ///
     /// ```no_run
     /// use rpc_core::client::blocking::BlockingChannel;
-    /// use rpc_core::{Channel, RetryPolicy};
+    /// use rpc_core::Channel;
+    /// use rpc_core::client::RetryPolicy;
     ///
     /// let builder = Channel::builder().wait_for_ready(true).retry(RetryPolicy::new());
     /// let channel =
@@ -94,7 +97,7 @@ impl BlockingChannel {
     /// ```
     ///
     /// # Errors
-    /// Those of `connecting`, and when no thread can be started.
+    /// As `connecting`, and when no thread can be started.
     ///
     /// # Panics
     /// Inside a runtime (see [`BlockingChannel::call`]).
@@ -102,10 +105,11 @@ impl BlockingChannel {
         connecting: impl Future<Output = Result<Channel, ConnectError>>,
     ) -> Result<Self, ConnectError> {
         refuse_inside_a_runtime();
-        let driver = DriverThread::start().map_err(|error| ProviderError::Resources {
-            what: "starting the thread of a blocking client",
-            message: open_files::explain(&error),
-        })?;
+        let driver =
+            DriverThread::start("rpc-blocking").map_err(|error| ProviderError::Resources {
+                what: "starting the thread of a blocking client",
+                message: open_files::explain(&error),
+            })?;
         let channel = driver.wait(connecting)?;
         Ok(Self {
             channel,
@@ -120,7 +124,9 @@ impl BlockingChannel {
         })
     }
 
-    /// Sets how long each call waits; without it, for ever.
+    /// Sets how long each call may take, like [`Call::timeout`](crate::Call::timeout);
+    /// `Duration::MAX` is no limit. Default: the channel's
+    /// [`default_timeout`](crate::ChannelBuilder::default_timeout).
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -135,8 +141,8 @@ impl BlockingChannel {
         self
     }
 
-    /// Ends each call at `deadline`, as [`Call::deadline`](crate::Call::deadline) does: for several
-    /// calls that have one time together. Together with a timeout the earlier one counts.
+    /// Ends each call at `deadline`, like [`Call::deadline`](crate::Call::deadline), for several
+    /// calls that share a time limit. With a timeout as well, the earlier one counts.
     ///
     /// ```no_run
     /// # #[rpc_core::service] pub trait Greeter { async fn greet(&self, name: &str) -> String; }
@@ -154,8 +160,8 @@ impl BlockingChannel {
         self
     }
 
-    /// Sets whether each call waits or fails where its connection is full, as
-    /// [`Call::when_full`](crate::Call::when_full) does.
+    /// Sets whether each call waits or fails if its connection is full, like
+    /// [`Call::when_full`](crate::Call::when_full).
     #[must_use]
     pub fn with_when_full(mut self, when_full: WhenFull) -> Self {
         self.when_full = Some(when_full);
@@ -177,9 +183,9 @@ impl BlockingChannel {
         self
     }
 
-    /// Has the metadata of each reply put into `place`, in place of the one before: what
-    /// [`Call::with_metadata`](crate::Call::with_metadata) gives. Streams of results have theirs in
-    /// [`BlockingStreaming::metadata`].
+    /// Stores the metadata of each reply in `place`, replacing the metadata of the reply before:
+    /// the counterpart of [`Call::with_metadata`](crate::Call::with_metadata). For streams of
+    /// results see [`BlockingStreaming::metadata`].
     ///
     /// ```no_run
     /// # #[rpc_core::service] pub trait Greeter { async fn greet(&self, name: &str) -> String; }
@@ -198,7 +204,8 @@ impl BlockingChannel {
         self
     }
 
-    /// [`Channel::stop_serving`], and waits for it: for all clones of the channel.
+    /// Stops serving for all clones of the channel, like [`Channel::stop_serving`], and waits until
+    /// it is done.
     ///
     /// ```no_run
     /// use rpc_core::client::blocking::BlockingChannel;
@@ -216,7 +223,7 @@ impl BlockingChannel {
     ///
     /// # Panics
     /// As [`BlockingChannel::call`].
-    #[must_use = "tells whether calls of the server are cut"]
+    #[must_use = "returns whether calls of the server were cut off"]
     pub fn stop_serving(&self, grace: Duration) -> bool {
         refuse_inside_a_runtime();
         self.driver.wait(self.channel.stop_serving(grace))
@@ -236,8 +243,8 @@ impl BlockingChannel {
     /// Calls a method and waits for the reply.
     ///
     /// # Panics
-    /// On a thread that drives asynchronous tasks, which it would keep from doing so: use the
-    /// asynchronous client there, or `tokio::task::spawn_blocking`.
+    /// On a thread that drives asynchronous tasks, which it would block: use the asynchronous
+    /// client there, or `tokio::task::spawn_blocking`.
     pub fn call<O>(
         &self,
         method: &'static MethodDescriptor,
@@ -256,10 +263,10 @@ impl BlockingChannel {
         }
     }
 
-    /// Calls a method that gives a stream, and waits until it was accepted.
+    /// Calls a method that returns a stream, and waits until the server has accepted the call.
     ///
     /// # Errors
-    /// Why it was not.
+    /// The error with which the server refused the call.
     ///
     /// # Panics
     /// As [`BlockingChannel::call`].

@@ -5,30 +5,37 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use rpc_transport::connect::address::Address;
-use rpc_transport::connect::error::{ConnectError, ListenError};
+use rpc_transport::address::Address;
+use rpc_transport::device::connection_error::{ConnectError, ListenError};
 use rpc_transport::device::fault::FaultPlan;
 use rpc_transport::engine::spin::PollMode;
+use rpc_transport::memory::process::Process;
 use rpc_transport::protocol::config::{LinkConfig, WhenFull};
 
 use super::Channel;
 use super::balancer::Balancer;
-use super::connection::ConnectOptions;
+use super::connection::{ConnectOptions, WatchHealth};
 use super::counts::ChannelCounts;
+#[cfg(feature = "macros")]
+use super::health_watch::HealthWatch;
+use super::load::Rules;
+use super::presented::Presented;
 use super::resolve::Resolve;
 use super::shared::{Hedges, Retries, ServerTask, Shared, Targets};
 use super::subchannel::{Demand, Subchannel};
 use crate::channel::backoff::Backoff;
+use crate::channel::balancing::BalancingPolicy;
 use crate::channel::hedging::HedgingPolicy;
 use crate::channel::retry::RetryPolicy;
 use crate::codec::{Codec, DEFAULT_MIN_PART_BYTES};
+use crate::identity::Credentials;
 use crate::interceptor::ClientInterceptor;
 use crate::interceptor::client::Around;
-use crate::metadata::DEFAULT_MAX_BYTES;
-use crate::server::served::Served;
+use crate::metadata::{DEFAULT_MAX_BYTES, check_limit};
+use crate::server::peer_services::PeerServices;
 use crate::server::{Server, ServerBuilder};
 use crate::service::Dispatch;
-use crate::session::SessionLimits;
+use crate::session::{SessionLimits, check_least};
 
 /// Configuration of a [`Channel`].
 ///
@@ -58,13 +65,17 @@ pub struct ChannelBuilder {
     wait_for_ready: bool,
     when_full: Option<WhenFull>,
     reconnect: Option<Backoff>,
+    max_connection_idle: Option<Duration>,
     retry: Option<RetryPolicy>,
     faults: Option<FaultPlan>,
     hedging: Option<HedgingPolicy>,
+    balancing: BalancingPolicy,
     around: Around,
     max_metadata_bytes: usize,
     bad_metadata: Option<String>,
     served: Option<ServerBuilder>,
+    presented: Option<Presented>,
+    allows_clear_credentials: bool,
 }
 
 impl Default for ChannelBuilder {
@@ -80,13 +91,17 @@ impl Default for ChannelBuilder {
             wait_for_ready: false,
             when_full: None,
             reconnect: Some(Backoff::new()),
+            max_connection_idle: None,
             retry: Some(RetryPolicy::new()),
             faults: None,
             hedging: None,
+            balancing: BalancingPolicy::new(),
             around: Around::default(),
             max_metadata_bytes: DEFAULT_MAX_BYTES,
             bad_metadata: None,
             served: None,
+            presented: None,
+            allows_clear_credentials: false,
         }
     }
 }
@@ -107,34 +122,35 @@ impl ChannelBuilder {
         self
     }
 
-    /// Calls that may be in flight at once on a connection of the channel. Default 65,536; the
-    /// server may allow fewer
-    /// ([`ServerBuilder::max_calls_per_connection`](crate::ServerBuilder::max_calls_per_connection)).
-    /// Further ones wait or fail: [`ChannelBuilder::when_full`].
+    /// Calls that may be in flight at once on a connection of the channel. Default 65,536, at most
+    /// 16,777,216; the server may allow [fewer]. Further ones wait or fail:
+    /// [`ChannelBuilder::when_full`].
+    ///
+    /// [fewer]: crate::ServerBuilder::max_calls_per_connection
     #[must_use]
     pub fn max_calls(mut self, count: u32) -> Self {
         self.limits.max_outgoing_calls = count;
         self
     }
 
-    /// Calls beyond [`max_calls`](ChannelBuilder::max_calls) that a connection may have, which wait
-    /// until others have ended. Default 65,536; more fail at once with a retryable
-    /// [`ResourceExhausted`](crate::Code::ResourceExhausted). Where the server allows fewer in flight
-    /// than `max_calls`, the difference may wait as well. For a connection may wait as many as both
-    /// limits together allow.
+    /// Calls beyond [`max_calls`](ChannelBuilder::max_calls) that may wait on a connection until
+    /// others have ended. Default 65,536, at most 16,777,216; further calls fail at once with a
+    /// retryable [`ResourceExhausted`](crate::Code::ResourceExhausted). If the server allows fewer
+    /// calls in flight than `max_calls`, the difference may wait as well. While the channel
+    /// connects, as many calls may wait as both limits together allow.
     #[must_use]
     pub fn max_waiting_calls(mut self, count: u32) -> Self {
         self.limits.max_waiting_calls = count;
         self
     }
 
-    /// What a call does that finds its connection full: as many calls in flight as may be, or
-    /// [`LinkConfig::queued_bytes`] waiting to leave. [`WhenFull::Wait`]: it waits, first come first
-    /// served, until its deadline; what is dropped waits no more, and what a lost connection leaves
-    /// waiting goes to the next one, but for calls with streams. [`WhenFull::Refuse`]: it fails with a retryable
-    /// [`ResourceExhausted`](crate::Code::ResourceExhausted). Default: what the channel's
-    /// [`LinkConfig::when_full`] says, which is to wait. [`Call::when_full`](crate::Call::when_full)
-    /// chooses for one call.
+    /// What a call does if its connection is full: the limit on calls in flight is reached, or
+    /// [`LinkConfig::queued_bytes`] wait to be sent. With [`WhenFull::Wait`] the call waits for its
+    /// turn, in order of arrival, until its deadline. If the connection is lost, waiting calls move
+    /// to the next one, except calls with streams. With [`WhenFull::Refuse`] the call fails with a
+    /// retryable [`ResourceExhausted`](crate::Code::ResourceExhausted). Default: the channel's
+    /// [`LinkConfig::when_full`], which is to wait. [`Call::when_full`](crate::Call::when_full)
+    /// overrides it for one call.
     #[must_use]
     pub fn when_full(mut self, when_full: WhenFull) -> Self {
         self.when_full = Some(when_full);
@@ -148,43 +164,51 @@ impl ChannelBuilder {
         self
     }
 
-    /// Longest time for the whole of connecting. Default 10 s.
+    /// Limit on the time of an attempt to connect, all steps included. Default 10 s.
     #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// Deadline of calls that set none themselves. Default none.
+    /// Timeout of calls that set none. [`Call::timeout`](crate::Call::timeout) and
+    /// [`Call::no_timeout`](crate::Call::no_timeout) override it for one call. Default `None`: no
+    /// limit. The deadline that a call inherits from a handler always holds.
+    ///
+    /// For a call with streams, this limits only the time until the server has taken the call:
+    /// until it has accepted a call that returns a stream, or received the request of a call that
+    /// only sends one. After that the call may take any time. If such a call inherits a deadline,
+    /// that deadline alone holds, for the whole call.
     #[must_use]
     pub fn default_timeout(mut self, timeout: Option<Duration>) -> Self {
         self.default_timeout = timeout;
         self
     }
 
-    /// Byte strings in an argument ([`Bulk`](crate::Bulk), `Vec<u8>`, `&[u8]`,
-    /// [`Bytes`](bytes::Bytes)) of at least this many bytes are not copied into the request's body,
-    /// but written beside it, into memory that the server has announced. Default 8,192: below that,
-    /// a copy is cheaper than the bookkeeping. The server gets the same value either way.
+    /// Minimum length of a byte string that is sent apart from the request, bytes. A longer
+    /// [`Bulk`](crate::Bulk), `Vec<u8>`, `&[u8]` or [`Bytes`](bytes::Bytes) in an argument is not
+    /// copied into the request's body, but written into memory that the server has advertised.
+    /// Default 8,192: below that, a copy is cheaper than the bookkeeping. The server gets the same
+    /// value either way.
     #[must_use]
     pub fn min_part_bytes(mut self, bytes: usize) -> Self {
         self.min_part_bytes = bytes;
         self
     }
 
-    /// Whether calls wait for a connection when there is none, until their deadline. Default
-    /// false: they fail with a [retryable](crate::Status::is_retryable)
-    /// [`Unavailable`](crate::Code::Unavailable) when an attempt to connect has failed, at once
-    /// while the next one is not due. An attempt that is under way is waited for either way.
-    /// [`Call::wait_for_ready`](crate::Call::wait_for_ready) chooses for one call.
+    /// Whether calls wait until their deadline while there is no connection. Default false: when an
+    /// attempt to connect fails, they fail with a [retryable](crate::Status::is_retryable)
+    /// [`Unavailable`](crate::Code::Unavailable), and so do calls made before the next attempt is
+    /// due. Either way calls wait for an attempt that is in progress.
+    /// [`Call::wait_for_ready`](crate::Call::wait_for_ready) overrides it for one call.
     #[must_use]
     pub fn wait_for_ready(mut self, wait: bool) -> Self {
         self.wait_for_ready = wait;
         self
     }
 
-    /// How calls of idempotent methods are tried again that failed after they had been sent.
-    /// Default [`RetryPolicy::new`]; `None`: they are not.
+    /// How calls of idempotent methods are retried if they fail after they were sent. Default
+    /// [`RetryPolicy::new`]; `None`: they are not retried.
     #[must_use]
     pub fn retry(mut self, policy: impl Into<Option<RetryPolicy>>) -> Self {
         self.retry = policy.into();
@@ -192,36 +216,58 @@ impl ChannelBuilder {
     }
 
     /// When a call of an idempotent method gets a second attempt while its first one runs. Default
-    /// `None`: never. [`Call::hedging`](crate::Call::hedging) chooses for one call.
+    /// `None`: never. [`Call::hedging`](crate::Call::hedging) overrides it for one call.
     #[must_use]
     pub fn hedging(mut self, policy: impl Into<Option<HedgingPolicy>>) -> Self {
         self.hedging = policy.into();
         self
     }
 
-    /// How long to wait after an attempt to connect that failed. Default [`Backoff::new`]. `None`:
-    /// the channel ends with its first connection, or with the first attempt.
+    /// How a channel to several servers judges them by the outcomes of its calls. Default
+    /// [`BalancingPolicy::new`]. Without effect on a channel to one.
+    #[must_use]
+    pub fn balancing(mut self, policy: BalancingPolicy) -> Self {
+        self.balancing = policy;
+        self
+    }
+
+    /// How long to wait after a failed attempt to connect. Default [`Backoff::new`]. `None`: the
+    /// channel ends with its first connection, or with the first attempt if that fails.
     #[must_use]
     pub fn reconnect(mut self, backoff: impl Into<Option<Backoff>>) -> Self {
         self.reconnect = backoff.into();
         self
     }
 
-    /// Adds an interceptor: what is done before and after each call of the channel. The first that
-    /// was added is the outermost. See [`interceptor`](crate::interceptor).
+    /// Time without calls and streams of either end after which the channel closes its connection,
+    /// so that both ends free its memory. The next call connects again. Default `None`: never. At
+    /// least 1 ms; a connection is closed up to a quarter of the limit late. This has no effect on
+    /// a channel that does not [`reconnect`](ChannelBuilder::reconnect).
+    ///
+    /// While it has no connection, a server cannot call what the channel
+    /// [serves](ChannelBuilder::serve).
+    #[must_use]
+    pub fn max_connection_idle(mut self, limit: impl Into<Option<Duration>>) -> Self {
+        self.max_connection_idle = limit.into();
+        self
+    }
+
+    /// Adds an interceptor, which runs before and after each call of the channel. The first one
+    /// that was added is the outermost. See [`interceptor`](crate::interceptor).
     #[must_use]
     pub fn interceptor(mut self, interceptor: impl ClientInterceptor) -> Self {
         self.around.intercept(Arc::new(interceptor));
         self
     }
 
-    /// Adds metadata to each call of the channel that has none of that name. What cannot be sent is
-    /// told when the channel connects.
+    /// Adds metadata to each call of the channel that has none of that name. Invalid metadata is an
+    /// error when the channel connects.
     ///
     /// ```
     /// # async fn connect() -> Result<(), rpc_core::ConnectError> {
     /// # use rpc_core::Channel;
-    /// let channel = Channel::builder().metadata("token", "s3cret").connect("auto://10.0.0.7:7471").await?;
+    /// let channel = Channel::builder().metadata("token", "s3cret")
+    ///     .connect("auto://10.0.0.7:7471").await?;
     /// # drop(channel); Ok(()) }
     /// ```
     #[must_use]
@@ -232,9 +278,9 @@ impl ChannelBuilder {
         self
     }
 
-    /// Longest metadata of a call of the channel, bytes. Default 8,192, at most 65,535; a call with
-    /// more fails with [`InvalidArgument`](crate::Code::InvalidArgument), and is not sent. Servers
-    /// have a limit of their own
+    /// Limit on the metadata of a call, bytes. Default 8,192, at most 65,535; a call with more
+    /// fails with [`InvalidArgument`](crate::Code::InvalidArgument), and is not sent. Servers have
+    /// their own limit
     /// ([`ServerBuilder::max_metadata_bytes`](crate::ServerBuilder::max_metadata_bytes)).
     #[must_use]
     pub fn max_metadata_bytes(mut self, bytes: usize) -> Self {
@@ -242,10 +288,10 @@ impl ChannelBuilder {
         self
     }
 
-    /// Serves a service on the channel's own connections, each anew: the server's handlers may call it
-    /// ([`ConnectionHandle::channel`](crate::ConnectionHandle::channel)). Several calls add several
-    /// services. The service must not hold the channel, which would keep both alive; a handler of it
-    /// calls back through its [`Context::connection`](crate::Context::connection).
+    /// Serves a service on all connections of the channel, so that the server's handlers can call
+    /// it ([`ConnectionHandle::channel`](crate::client::ConnectionHandle::channel)). Several calls
+    /// add several services. The service must not hold the channel, or neither is ever dropped; its
+    /// handlers call back through [`Context::connection`](crate::Context::connection).
     ///
     /// ```
     /// use rpc_core::{Channel, Context, Server};
@@ -269,15 +315,18 @@ impl ChannelBuilder {
     ///     async fn percent(&self, done: u32) -> bool { done < 100 }
     /// }
     ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let server = Server::builder().add_service(WorkServer::new(Worker)).bind("mem://both-ways").await?;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let server = Server::builder().add_service(WorkServer::new(Worker))
+    /// #     .bind("mem://both-ways").await?;
     /// # tokio::spawn(server.serve());
-    /// let channel = Channel::builder().serve(ProgressServer::new(Shown)).connect("mem://both-ways").await?;
+    /// let channel = Channel::builder().serve(ProgressServer::new(Shown))
+    ///     .connect("mem://both-ways").await?;
     /// assert_eq!(WorkClient::new(channel).convert("a.png").await?, 100);
     /// # Ok(()) }
     /// ```
     ///
-    /// Without it the channel takes no calls, and those of a server fail with
+    /// A channel without services takes no calls: calls from its server fail with
     /// [`Unimplemented`](crate::Code::Unimplemented).
     #[must_use]
     pub fn serve(self, service: impl Dispatch) -> Self {
@@ -285,21 +334,55 @@ impl ChannelBuilder {
         self.serve_with(served.add_service(service))
     }
 
-    /// Serves what a server of this configuration would, in place of what the channel was to serve
-    /// before: with its services, interceptors, layers,
+    /// Serves what a server with this configuration would serve, and nothing that was set before.
+    /// From the configuration, the channel takes the services, interceptors, layers,
     /// [`max_calls_per_connection`](ServerBuilder::max_calls_per_connection),
     /// [`max_metadata_bytes`](ServerBuilder::max_metadata_bytes) and
-    /// [`memory_budget`](ServerBuilder::memory_budget), which then also covers what the channel itself is
-    /// answered. The rest of the configuration is the channel's own.
+    /// [`memory_budget`](ServerBuilder::memory_budget), which then also covers the replies to the
+    /// channel's own calls. It ignores the rest.
     #[must_use]
     pub fn serve_with(mut self, services: ServerBuilder) -> Self {
         self.served = Some(services);
         self
     }
 
-    /// For tests: this end's device has the faults of the plan, late completions or queue pairs that
-    /// fail, whatever the scheme; each further connection to an end point
-    /// by another seed. Default none.
+    /// Says who this client is, to servers that
+    /// [`authenticate`](crate::ServerBuilder::authenticate) their clients, on each connection
+    /// before the first call. At most 8,192 bytes; other servers ignore them. They are in no log
+    /// and no `Debug`.
+    ///
+    /// [`connect`](Self::connect) then waits until the server has let the client in, and fails with
+    /// the server's reason ([`ConnectError::Rejected`]) if it does not. Over `tcp://` and `rdma://`
+    /// it fails unless [`allow_clear_credentials`](Self::allow_clear_credentials) was called, as
+    /// nothing is encrypted there.
+    #[must_use]
+    pub fn credentials(self, credentials: impl Into<Credentials>) -> Self {
+        let credentials = credentials.into();
+        self.credentials_from(move || credentials.clone())
+    }
+
+    /// As [`credentials`](Self::credentials), asked for each connection: for tokens that expire.
+    /// `source` must not block.
+    #[must_use]
+    pub fn credentials_from(
+        mut self,
+        source: impl Fn() -> Credentials + Send + Sync + 'static,
+    ) -> Self {
+        self.presented = Some(Presented::new(source));
+        self
+    }
+
+    /// Sends credentials also over `tcp://` and `rdma://`, where everybody on the path can read
+    /// them and use them as their own.
+    #[must_use]
+    pub fn allow_clear_credentials(mut self) -> Self {
+        self.allows_clear_credentials = true;
+        self
+    }
+
+    /// For tests: injects the faults of the plan into this end's device, such as late completions
+    /// or failing queue pairs, for any scheme. Each further connection to an end point uses another
+    /// seed. Default: none.
     #[must_use]
     pub fn faults(mut self, plan: FaultPlan) -> Self {
         self.faults = Some(plan);
@@ -309,7 +392,7 @@ impl ChannelBuilder {
     /// Connects.
     ///
     /// # Errors
-    /// [`ConnectError`]: of the first attempt; there is no other.
+    /// [`ConnectError`] of the first attempt, which is the only one.
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O and time enabled.
@@ -329,14 +412,19 @@ impl ChannelBuilder {
     }
 
     /// A channel to all servers that `resolver` names, which connects with its first call. Each
-    /// call goes to the better of two of them that are connected, by calls in flight and the
-    /// latency of late; a server that is lost costs only the calls that may not go elsewhere.
+    /// call picks two connected servers and goes to the better one, by calls in flight and recent
+    /// latency. If a server is lost, only the calls that cannot be repeated elsewhere fail.
     ///
     /// ```
     /// # #[rpc_core::service] pub trait Greeter { async fn greet(&self) -> String; }
-    /// # struct Polite; impl Greeter for Polite { async fn greet(&self) -> String { "Good day".into() } }
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let server = rpc_core::Server::builder().add_service(GreeterServer::new(Polite)).bind("mem://balanced-b").await?;
+    /// # struct Polite;
+    /// # impl Greeter for Polite {
+    /// #     async fn greet(&self) -> String { "Good day".into() }
+    /// # }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let server = rpc_core::Server::builder().add_service(GreeterServer::new(Polite))
+    /// #     .bind("mem://balanced-b").await?;
     /// # tokio::spawn(server.serve());
     /// use rpc_core::Channel;
     /// use rpc_core::client::resolve::{Dns, StaticList};
@@ -345,7 +433,8 @@ impl ChannelBuilder {
     /// let greeter = GreeterClient::new(Channel::builder().connect_balanced(servers)?);
     /// assert_eq!(greeter.greet().await?, "Good day"); // there is no server at the first
     ///
-    /// let by_name = Channel::builder().connect_balanced(Dns::new("auto://greeters.example:7471")?)?;
+    /// let by_name = Channel::builder()
+    ///     .connect_balanced(Dns::new("auto://greeters.example:7471")?)?;
     /// # Ok(()) }
     /// ```
     ///
@@ -356,7 +445,7 @@ impl ChannelBuilder {
     /// Outside a tokio runtime with I/O and time enabled.
     pub fn connect_balanced(self, resolver: impl Resolve) -> Result<Channel, ConnectError> {
         self.channel(true, |options, reconnect, demand| {
-            Targets::Several(Balancer::new(Box::new(resolver), options, reconnect, demand))
+            Targets::Several(Balancer::new(Arc::new(resolver), options, reconnect, demand))
         })
     }
 
@@ -397,21 +486,26 @@ impl ChannelBuilder {
     ///
     /// ```
     /// # #[rpc_core::service] pub trait Greeter { async fn greet(&self) -> String; }
-    /// # struct Polite; impl Greeter for Polite { async fn greet(&self) -> String { "Good day".into() } }
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # struct Polite;
+    /// # impl Greeter for Polite {
+    /// #     async fn greet(&self) -> String { "Good day".into() }
+    /// # }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use rpc_core::{Channel, Server};
     ///
     /// let channel = Channel::builder().wait_for_ready(true).connect_lazy("mem://lazy")?;
     /// let greeter = GreeterClient::new(channel);
     /// let greeting = greeter.greet().start(); // waits for a server
-    /// let server = Server::builder().add_service(GreeterServer::new(Polite)).bind("mem://lazy").await?;
+    /// let server = Server::builder().add_service(GreeterServer::new(Polite))
+    ///     .bind("mem://lazy").await?;
     /// tokio::spawn(server.serve());
     /// assert_eq!(greeting.await?, "Good day");
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// [`ConnectError::Address`] and [`ConnectError::Config`]: what can be seen without connecting.
+    /// [`ConnectError::Address`] and [`ConnectError::Config`], which are found without connecting.
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O and time enabled.
@@ -430,7 +524,11 @@ impl ChannelBuilder {
         is_one_of_several: bool,
         targets: impl FnOnce(Arc<ConnectOptions>, Option<Backoff>, Arc<Demand>) -> Targets,
     ) -> Result<Channel, ConnectError> {
-        self.link.validate().map_err(|error| ConnectError::Config(error.to_string()))?;
+        let checked = self.link.validate().and_then(|()| self.limits.validate());
+        let checked = checked.and_then(|()| check_limit(self.max_metadata_bytes));
+        let checked =
+            checked.and_then(|()| check_least("max_connection_idle", self.max_connection_idle));
+        checked.map_err(|error| ConnectError::Config(error.to_string()))?;
         if !self.codec.is_compiled_in() {
             let text = format!("codec {} is not compiled in", self.codec.name());
             return Err(ConnectError::Config(text));
@@ -439,7 +537,7 @@ impl ChannelBuilder {
             return Err(ConnectError::Config(text));
         }
         let when_full = self.when_full.unwrap_or(self.link.queue_limit().when_full);
-        let served = self.served.as_ref().map(Served::new).transpose();
+        let served = self.served.as_ref().map(PeerServices::new).transpose();
         let served = served.map_err(ConnectError::Config)?.map(Arc::new);
         let counts = Arc::new(ChannelCounts {
             served: served.as_ref().map(|served| Arc::clone(&served.methods)),
@@ -452,11 +550,16 @@ impl ChannelBuilder {
             limits: SessionLimits { max_incoming_calls, ..self.limits },
             poll_mode: self.poll_mode,
             connect_timeout: self.connect_timeout,
+            max_connection_idle: self.max_connection_idle.filter(|_| self.reconnect.is_some()),
             min_part_bytes: self.min_part_bytes,
             faults: self.faults,
-            is_one_of_several,
+            health: is_one_of_several.then(|| health_of(&self.balancing)).flatten(),
+            rules: is_one_of_several
+                .then(|| Arc::new(Rules { policy: self.balancing, judge: OnceLock::new() })),
             counts: Arc::clone(&counts),
             served,
+            presented: self.presented,
+            allows_clear_credentials: self.allows_clear_credentials,
         });
         let demand = Demand::new();
         let shared = Shared {
@@ -478,7 +581,18 @@ impl ChannelBuilder {
             server: None,
             counts,
             spare_pool: OnceLock::new(),
+            process: Process::current(),
         };
         Ok(Channel { shared: Arc::new(shared) })
     }
+}
+
+/// Who watches the health of the servers, if somebody is to.
+fn health_of(policy: &BalancingPolicy) -> Option<Arc<dyn WatchHealth>> {
+    #[cfg(feature = "macros")]
+    if let Some(service) = &policy.health_service {
+        return Some(Arc::new(HealthWatch::new(service.clone())));
+    }
+    let _ = policy;
+    None
 }

@@ -1,13 +1,14 @@
 //! A call: a future that is sent when first polled, and cancelled when dropped.
 //!
-//! Owns the options of a call and the decoding of its result. Everything that does not depend on
-//! the type of the result is in `raw_call`.
+//! Owns the options of a call and the decoding of its result. All that does not depend on the type
+//! of the result is in `raw_call`.
 
 pub(crate) mod raw_call;
 pub(crate) mod stream_call;
 
 use std::fmt;
 use std::future::{Future, poll_fn};
+use std::hash::Hash;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -21,6 +22,7 @@ use rpc_transport::protocol::config::WhenFull;
 use self::raw_call::RawCall;
 use crate::bulk::Landing;
 use crate::channel::hedging::HedgingPolicy;
+use crate::channel::rendezvous::stable_hash;
 use crate::client::shared::Shared;
 use crate::metadata::Metadata;
 use crate::service::{MethodDescriptor, ReplyParts};
@@ -61,19 +63,47 @@ impl<'a, O> Call<'a, O> {
         Self { call, decode }
     }
 
-    /// Ends the call with [`DeadlineExceeded`](crate::Code::DeadlineExceeded) after `timeout`, at
-    /// both ends. Counted from now. An earlier deadline (of the channel, or inherited from the
-    /// handler that makes this call) stays.
+    /// Ends the call with [`DeadlineExceeded`](crate::Code::DeadlineExceeded) after `timeout` from
+    /// now, at both ends. This replaces the channel's
+    /// [`default_timeout`](crate::ChannelBuilder::default_timeout), whether longer or shorter. If
+    /// an earlier deadline was set on the call, or is inherited from the handler that makes it,
+    /// that one holds. `Duration::MAX` is [`Call::no_timeout`].
+    ///
+    /// ```
+    /// # #[rpc_core::service] pub trait Reports { async fn make(&self, year: u16) -> String; }
+    /// # async fn make() -> Result<(), Box<dyn std::error::Error>> {
+    /// use rpc_core::Channel;
+    /// use std::time::Duration;
+    ///
+    /// let second = Duration::from_secs(1);
+    /// let channel = Channel::builder().default_timeout(Some(second))
+    ///     .connect("auto://10.0.0.7:7471").await?;
+    /// let reports = ReportsClient::new(channel);
+    /// reports.make(2025).await?; // has a second
+    /// reports.make(2025).timeout(20 * second).await?; // has twenty
+    /// reports.make(2025).no_timeout().await?; // has as long as it takes
+    /// # Ok(()) }
+    /// ```
     pub fn timeout(self, timeout: Duration) -> Self {
         match clock::now().checked_add(timeout) {
             Some(deadline) => self.deadline(deadline),
-            None => self,
+            None => self.no_timeout(),
         }
     }
 
+    /// Lets the call take any time: removes a deadline that was set on it, and the channel's
+    /// [`default_timeout`](crate::ChannelBuilder::default_timeout). A deadline that it inherits
+    /// from the handler that makes it still holds.
+    pub fn no_timeout(mut self) -> Self {
+        self.call.unlimited();
+        self
+    }
+
     /// Ends the call with [`DeadlineExceeded`](crate::Code::DeadlineExceeded) at `deadline`, at
-    /// both ends. The earliest of several deadlines counts. Deadlines go by tokio's clock: where a
-    /// test has paused it, take `tokio::time::Instant::now().into_std()` for now.
+    /// both ends, instead of the channel's
+    /// [`default_timeout`](crate::ChannelBuilder::default_timeout). The earliest of several
+    /// deadlines counts. Deadlines use tokio's clock: in a test that has paused it, the current
+    /// time is `tokio::time::Instant::now().into_std()`.
     pub fn deadline(mut self, deadline: Instant) -> Self {
         self.call.bring_forward(deadline);
         self
@@ -82,7 +112,7 @@ impl<'a, O> Call<'a, O> {
     /// Adds a key and a value that the handler reads from
     /// [`Context::current`](crate::context::Context::current).
     ///
-    /// What cannot be sent (a bad key, too much in all) fails the call with
+    /// With an invalid key, or too much metadata in all, the call fails with
     /// [`InvalidArgument`](crate::Code::InvalidArgument).
     pub fn metadata(mut self, key: &str, value: impl Into<Bytes>) -> Self {
         self.call.add_metadata(key, value.into());
@@ -97,13 +127,14 @@ impl<'a, O> Call<'a, O> {
         self
     }
 
-    /// Whether the call waits or fails where its connection is full, other than the channel says:
+    /// Whether the call waits or fails if its connection is full. Overrides
     /// [`ChannelBuilder::when_full`](crate::ChannelBuilder::when_full).
     ///
     /// ```
     /// # #[rpc_core::service] pub trait Greeter { async fn greet(&self) -> String; }
     /// # async fn greet(greeter: GreeterClient) -> Result<(), rpc_core::Status> {
-    /// use rpc_core::{Code, WhenFull};
+    /// use rpc_core::Code;
+    /// use rpc_core::transport::WhenFull;
     ///
     /// match greeter.greet().when_full(WhenFull::Refuse).await {
     ///     Err(status) if status.code() == Code::ResourceExhausted => {} // later, or elsewhere
@@ -116,32 +147,54 @@ impl<'a, O> Call<'a, O> {
         self
     }
 
-    /// Whether, and when, the call gets a second attempt while its first one runs, other than the
-    /// channel says: [`ChannelBuilder::hedging`](crate::ChannelBuilder::hedging). The share of the
-    /// calls that may have one is counted by channel.
+    /// Whether, and when, the call gets a second attempt while its first one runs. Overrides
+    /// [`ChannelBuilder::hedging`](crate::ChannelBuilder::hedging). The share of calls that may
+    /// have a second attempt is counted for the whole channel.
     pub fn hedging(mut self, policy: impl Into<Option<HedgingPolicy>>) -> Self {
         self.call.hedging(policy.into());
         self
     }
 
-    /// Chooses the memory for the large part of the reply: the [`Bulk`](crate::Bulk)s of the result
-    /// that are sent beside its body are then placed there, in the reply's order. If the reply
-    /// needs more room, or has nothing large, this has no effect.
+    /// Sends the call to the server of this key: of a channel to several servers, calls of equal
+    /// keys go to the same one, from every client, as long as it is ready. For caches and shards.
+    /// When servers come or go, only the keys of those move. A server that has more than 1.25 times
+    /// the mean of this channel's calls in flight passes calls on to the next one in the key's
+    /// order. Weights and zones do not count within a priority. Without effect on a channel to one.
     ///
-    /// Into a [`BulkMut`](crate::BulkMut) it is copied once. It is private there, and
-    /// [`Bulk::try_into_mut`](crate::Bulk::try_into_mut) gives the buffer back for the next call.
-    /// Into a [`ReplySlot`](crate::ReplySlot) of this channel's pool the server writes it itself:
-    /// no copy is made, and the result is remote.
+    /// All clients must hash the key in the same way: use types whose `Hash` is the same on all of
+    /// them, such as strings, byte strings and integers of a fixed size.
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # #[rpc_core::service] pub trait Kv { async fn get(&self, key: &str) -> Option<String>; }
+    /// # async fn get(kv: KvClient) -> Result<(), rpc_core::Status> {
+    /// let value = kv.get("user-17").affinity("user-17").await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn affinity(mut self, key: impl Hash) -> Self {
+        self.call.affinity(stable_hash(&key));
+        self
+    }
+
+    /// Chooses the memory for the large part of the reply: the [`Bulk`](crate::Bulk)s of the result
+    /// that are sent separately from its body are then placed there, in the reply's order. If the
+    /// reply needs more room, or has nothing large, this has no effect.
+    ///
+    /// Into a [`BulkMut`](crate::bulk::BulkMut) it is copied once. It is private there, and
+    /// [`Bulk::try_into_mut`](crate::Bulk::try_into_mut) gives the buffer back for the next call.
+    /// Into a [`ReplySlot`](crate::bulk::ReplySlot) of this channel's pool the server writes it
+    /// itself: no copy is made, and the result is remote.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use rpc_core::{Bulk, Channel, Server};
     /// # #[rpc_core::service] trait Source { async fn give(&self, len: u32) -> Bulk; }
     /// # struct Zeros;
     /// # impl Source for Zeros {
     /// #     async fn give(&self, len: u32) -> Bulk { Bulk::from(vec![0; len as usize]) }
     /// # }
-    /// # let server = Server::builder().add_service(SourceServer::new(Zeros)).bind("mem://into").await?;
+    /// # let server = Server::builder().add_service(SourceServer::new(Zeros))
+    /// #     .bind("mem://into").await?;
     /// # tokio::spawn(server.serve());
     /// let source = SourceClient::connect("mem://into").await?;
     /// let mut buffer = source.channel().bulk_pool().take(1 << 20)?;
@@ -152,7 +205,7 @@ impl<'a, O> Call<'a, O> {
     /// }
     /// let slot = source.channel().bulk_pool().slot(1 << 20)?;
     /// let bulk = source.give(1 << 20).into(slot).await?;
-    /// assert_eq!((bulk.is_remote(), bulk.to_vec()), (true, vec![0; 1 << 20]));
+    /// assert_eq!((bulk.is_remote(), bulk.to_vec()?), (true, vec![0; 1 << 20]));
     /// # Ok(()) }
     /// ```
     pub fn into(mut self, landing: impl Into<Landing>) -> Self {
@@ -160,18 +213,17 @@ impl<'a, O> Call<'a, O> {
         self
     }
 
-    /// Makes the call, and gives what the server says beside its outcome:
-    /// [`Context::set_reply_metadata`](crate::Context::set_reply_metadata).
+    /// Makes the call, and returns its outcome with the metadata of the reply, which the handler
+    /// sets by [`Context::set_reply_metadata`](crate::Context::set_reply_metadata).
     pub async fn with_metadata(mut self) -> (O, Metadata) {
-        let mut found = None;
-        poll_fn(|cx| self.call.poll(cx, &mut found)).await;
+        let found = poll_fn(|cx| self.call.poll(cx)).await;
         let mut parts = self.call.finish(found);
         let metadata = parts.take_metadata();
         ((self.decode)(parts), metadata)
     }
 
-    /// Ends the borrow of the channel, and sends nothing: for calls that are to be awaited elsewhere,
-    /// later.
+    /// Ends the borrow of the channel without sending anything, for calls that are awaited later or
+    /// elsewhere.
     pub fn into_owned(self) -> Call<'static, O> {
         Call { call: self.call.into_detached(), decode: self.decode }
     }
@@ -191,8 +243,7 @@ impl<O> Future for Call<'_, O> {
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<O> {
         let this = self.get_mut();
-        let mut found = None;
-        std::task::ready!(this.call.poll(cx, &mut found));
+        let found = std::task::ready!(this.call.poll(cx));
         Poll::Ready((this.decode)(this.call.finish(found)))
     }
 }

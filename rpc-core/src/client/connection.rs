@@ -4,19 +4,22 @@
 //! it. Does not decide when to connect: that is up to [`subchannel`](super::subchannel).
 //!
 //! Invariant: a connection is released when the channel and the last call on it have let go of it;
-//! its driver ends by itself after that.
+//! its driver ends after that.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::runtime::{Handle, Id};
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use rpc_transport::connect::address::Address;
-use rpc_transport::connect::error::{CloseCause, ConnectError};
+use rpc_transport::address::Address;
 use rpc_transport::connect::schemes::{self, Resolved};
 use rpc_transport::device::PeerIdentity;
+use rpc_transport::device::connection_error::{CloseCause, ConnectError};
 use rpc_transport::device::fault::{self, FaultPlan};
 use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::engine::driver::Driver;
@@ -28,13 +31,17 @@ use rpc_transport::protocol::config::LinkConfig;
 use rpc_transport::protocol::handshake::{Reject, RejectCode};
 
 use crate::bulk::BulkPool;
+use crate::channel::standing::Standing;
 use crate::client::counts::ChannelCounts;
-use crate::client::load::Load;
+use crate::client::load::{Load, Rules};
+use crate::client::presented::Presented;
 use crate::codec::{Codec, Placement, Pool};
 use crate::endpoint::connection_context::ConnectionContext;
-use crate::endpoint::{ConnectionEvent, OnEvent, RpcEndpoint, RpcShard};
+use crate::endpoint::ended::{ConnectionEvent, OnEvent};
+use crate::endpoint::{RpcEndpoint, RpcShard};
+use crate::identity::Credentials;
 use crate::server::executor::Handlers;
-use crate::server::served::Served;
+use crate::server::peer_services::PeerServices;
 use crate::session::{Role, SessionLimits};
 use crate::status::{Code, Status};
 
@@ -46,14 +53,19 @@ pub(super) struct ConnectOptions {
     pub(super) limits: SessionLimits,
     pub(super) poll_mode: PollMode,
     pub(super) connect_timeout: Duration,
+    pub(super) max_connection_idle: Option<Duration>,
     pub(super) min_part_bytes: usize,
     pub(super) faults: Option<FaultPlan>,
-    /// Its calls are counted and timed, for the choice between end points.
-    pub(super) is_one_of_several: bool,
+    /// For the choice between end points, if there are several.
+    pub(super) rules: Option<Arc<Rules>>,
+    /// Watches the health of its server, if that is asked for.
+    pub(super) health: Option<Arc<dyn WatchHealth>>,
     /// Of the channel.
     pub(super) counts: Arc<ChannelCounts>,
     /// What the peers of its connections may call.
-    pub(super) served: Option<Arc<Served>>,
+    pub(super) served: Option<Arc<PeerServices>>,
+    pub(super) presented: Option<Presented>,
+    pub(super) allows_clear_credentials: bool,
 }
 
 /// One connection, as calls see it.
@@ -70,25 +82,33 @@ pub(crate) struct Connection {
     pub(super) epoch: u64,
     /// Of a connection that a peer has made there is none.
     pub(super) owner: Option<Weak<dyn Owner>>,
+    /// Where its driver runs, if this end has connected.
+    pub(super) runtime: Option<Id>,
     /// If there are other end points to choose from.
     pub(crate) load: Option<Arc<Load>>,
 }
 
-/// Who has made a connection, and makes the next.
+/// The maker of a connection, which also makes the next one.
 pub(super) trait Owner: Send + Sync {
-    /// The connection of that epoch takes no calls any more; `cause`: it has ended, too. `None`: its
-    /// server is going away.
+    /// The connection of that epoch takes no calls any more; `cause`: it has ended, too. `None`:
+    /// its server is going away.
     fn on_lost(&self, epoch: u64, cause: Option<CloseCause>);
 
-    /// The calls of its end point.
-    fn load(&self) -> Arc<Load>;
+    /// A runtime has ended that drove one of its connections.
+    fn on_runtime_ended(&self, runtime: Id);
+}
+
+/// Who watches the health of an end point.
+pub(super) trait WatchHealth: fmt::Debug + Send + Sync {
+    /// Starts a task that passes the health on to `load`, on this connection.
+    fn start(&self, connection: Arc<Connection>, load: Arc<Load>, home: &Handle) -> AbortHandle;
 }
 
 /// The other end of a connection.
 pub(super) enum LeadsTo {
     /// This end has connected, and closes the connection.
     Server(Path),
-    /// The peer of a handler, whoever has connected; the connection is somebody else's.
+    /// The peer of a handler, whichever end has connected. The connection has another owner.
     Peer(Arc<ConnectionContext>),
 }
 
@@ -135,8 +155,11 @@ impl Connection {
     /// It takes no calls any more: the channel is to have another one.
     #[cold]
     pub(crate) fn is_lost(&self) {
+        if let Some(load) = &self.load {
+            load.change(Standing::on_lost);
+        }
         if let Some(owner) = self.owner.as_ref().and_then(Weak::upgrade) {
-            owner.on_lost(self.epoch, self.close_cause());
+            notify_lost(&*owner, self.epoch, self.close_cause(), self.runtime);
         }
     }
 
@@ -147,16 +170,28 @@ impl Connection {
         match &self.leads_to {
             LeadsTo::Server(path) => unavailable(&path.target, cause),
             LeadsTo::Peer(context) => {
-                unavailable(&format_args!("the peer {:?}", context.identity), cause)
+                unavailable(&format_args!("the peer {}", context.identity), cause)
             }
         }
     }
 }
 
+/// Notifies the owner of a connection that it takes no more calls.
+fn notify_lost(owner: &dyn Owner, epoch: u64, cause: Option<CloseCause>, runtime: Option<Id>) {
+    if let (Some(CloseCause::DriverGone), Some(runtime)) = (&cause, runtime) {
+        owner.on_runtime_ended(runtime);
+    }
+    owner.on_lost(epoch, cause);
+}
+
 /// The status of calls whose connection has ended.
 #[cold]
 pub(super) fn unavailable(target: &dyn fmt::Display, cause: CloseCause) -> Status {
-    Status::new(Code::Unavailable, format!("connection to {target}: {cause}"))
+    let code = match cause {
+        CloseCause::Forked => Code::FailedPrecondition,
+        _ => Code::Unavailable,
+    };
+    Status::new(code, format!("connection to {target}: {cause}"))
         .with_source(Arc::new(cause) as Arc<dyn std::error::Error + Send + Sync>)
 }
 
@@ -194,8 +229,8 @@ impl fmt::Display for Path {
     }
 }
 
-/// Connects within the time that the options give. The end point is told what becomes of the
-/// connection.
+/// Connects within the time that the options give. Later changes of the connection are reported to
+/// the end point.
 pub(super) async fn connect(
     options: &ConnectOptions,
     target: &Address,
@@ -260,8 +295,10 @@ async fn connect_to(
             return Err(error);
         }
         tracing::debug!(%error, "trying the next address");
-        if let Some(reason) = &mut next.instead {
-            *reason = format!("{reason}; {error}");
+        match &mut next.instead {
+            Some(reason) if reason.is_empty() => *reason = error.to_string(),
+            Some(reason) => *reason = format!("{reason}; {error}"),
+            None => {}
         }
     }
 }
@@ -277,8 +314,8 @@ async fn within<T>(
     tokio::time::timeout(after, attempt).await.map_err(late)?
 }
 
-/// Whether the next way to the peer may do better. Not if the peer itself has answered, or if this side
-/// cannot do what it is asked to, or if the peer has no room, unless the next way is by
+/// Whether the next way to the peer may do better. Not if the peer itself has answered, or if this
+/// side cannot do what it is asked to, or if the peer has no room, unless the next way is by
 /// `another_transport`: what one end or the other lacks may be what that device needs.
 fn leads_elsewhere(error: &ConnectError, another_transport: bool) -> bool {
     match error {
@@ -286,8 +323,8 @@ fn leads_elsewhere(error: &ConnectError, another_transport: bool) -> bool {
         ConnectError::Refused { .. }
         | ConnectError::Unreachable { .. }
         | ConnectError::TimedOut { .. } => true,
-        // By the device or the kernel of the peer, which say no more than that. The peer itself gives
-        // a reason.
+        // By the device or the kernel of the peer, which say no more than that. The peer itself
+        // gives a reason.
         ConnectError::Rejected { private_data, .. } => {
             let is_busy = |it: Reject| it.code == RejectCode::Busy;
             private_data.iter().all(|byte| *byte == 0)
@@ -297,8 +334,8 @@ fn leads_elsewhere(error: &ConnectError, another_transport: bool) -> bool {
     }
 }
 
-/// The error with the address that was asked for: what `auto://` chose says nothing to whoever
-/// reads it.
+/// The error with the address that the user gave: the address that `auto://` chose means nothing to
+/// its reader.
 fn as_asked(mut error: ConnectError, target: &Address) -> ConnectError {
     let (address, reason) = match &mut error {
         ConnectError::TimedOut { address, .. } => {
@@ -325,8 +362,6 @@ async fn bring_up(
     epoch: u64,
     owner: Weak<dyn Owner>,
 ) -> Result<Connection, ConnectError> {
-    let load = owner.upgrade().filter(|_| options.is_one_of_several);
-    let load = load.map(|owner| owner.load());
     let ConnectOptions { codec, link, limits, poll_mode, connect_timeout, min_part_bytes, .. } =
         options;
     let Resolved { mut outgoing, address, reason, .. } = resolved;
@@ -338,6 +373,11 @@ async fn bring_up(
         let seed = plan.seed().wrapping_add(epoch << 32);
         outgoing = fault::outgoing(outgoing, &plan.clone().with_seed(seed));
     }
+    let credentials = options
+        .presented
+        .as_ref()
+        .map(|presented| presented.at(&address, options.allows_clear_credentials))
+        .transpose()?;
     let device = Arc::clone(outgoing.device());
     let domain = device.allocate_pd()?;
     let entries = completions_per_connection(link);
@@ -347,8 +387,9 @@ async fn bring_up(
         None => Handlers::without_services(Arc::clone(&shard)),
     };
     let driver = Driver::new(Arc::clone(&shard), handlers, *poll_mode)?;
+    let runtime = Some(Handle::current().id());
     tokio::spawn(driver);
-    let guard = ShutdownOnDrop(Some(Arc::clone(&shard)));
+    let mut guard = ShutdownOnDrop(Some(Arc::clone(&shard)));
     let bulk = BulkPool::new(shard.domain().clone());
     let queue = link.queue_limit();
     let memory = options.served.as_ref().map_or_else(MemoryBudget::unlimited, |it| it.memory());
@@ -360,28 +401,36 @@ async fn bring_up(
                 ConnectionEvent::PeerGoingAway => None,
                 ConnectionEvent::Ended(cause) => Some(cause),
             };
-            tracing::debug!(target = %asked, ?cause, "a connection takes no more calls");
-            owner.on_lost(epoch, cause);
+            tracing::debug!(target = %asked, ?cause, "the connection accepts no more calls");
+            notify_lost(&*owner, epoch, cause, runtime);
         }
     });
     let mut peer = RpcEndpoint::new(Role::Client, *limits, bulk, *min_part_bytes, queue, memory)
-        .telling(on_event)
+        .reporting_to(on_event)
         .placed_on(&shard)
+        .closing_when_idle(options.max_connection_idle)
         .counting(Arc::clone(&options.counts.methods));
+    let mut hello = None;
+    if let Some(credentials) = &credentials {
+        let (door, told) = oneshot::channel();
+        peer = peer.presenting(credentials, door);
+        hello = Some(told);
+    }
+    let is_stopped = options.served.as_ref().is_some_and(|served| served.is_stopped());
     if let Some(served) = &options.served {
         peer = served.bound(peer);
-        if served.is_stopped() {
+        if is_stopped && hello.is_none() {
             // Behind the hello, before all calls.
             peer.session.go_away();
         }
     }
     let connected = shard.connect(outgoing, &address, link, *connect_timeout, peer).await?;
-    guard.disarm();
+    guard.0 = None;
     let domain = shard.domain_of(connected.key).unwrap_or_else(|| shard.domain().clone());
     let device = device.attributes().name.clone();
     let path = Path { target: target.clone(), address, device, reason, peer: connected.peer };
-    tracing::info!(%path, "connected");
-    Ok(Connection {
+    let end_point = owner.as_ptr().addr();
+    let connection = Connection {
         shard,
         key: connected.key,
         codec: *codec,
@@ -391,18 +440,42 @@ async fn bring_up(
         is_two_way: options.served.is_some(),
         epoch,
         owner: Some(owner),
-        load,
-    })
+        runtime,
+        load: options.rules.as_ref().map(|rules| Load::new(rules, end_point)),
+    };
+    if let Some(hello) = hello {
+        admitted(&connection, target, hello).await?;
+        if is_stopped {
+            connection.shard.with(connection.key, |peer| peer.session.go_away());
+        }
+    }
+    if let Some(path) = connection.path() {
+        tracing::info!(address = %path.target, %path, "connected");
+    }
+    Ok(connection)
+}
+
+/// Waits until the server has let the connection in, by its hello.
+///
+/// # Errors
+/// [`ConnectError::Rejected`], with the server's reason.
+async fn admitted(
+    connection: &Connection,
+    address: &Address,
+    hello: oneshot::Receiver<Option<Credentials>>,
+) -> Result<(), ConnectError> {
+    if hello.await.is_ok() {
+        return Ok(());
+    }
+    let cause = connection.close_cause().unwrap_or(CloseCause::Disconnected);
+    let (address, reason) = (address.clone(), cause.to_string());
+    // The server itself has answered, so no other way to it is tried.
+    let private_data = Reject::new(RejectCode::Application, &*reason).to_bytes();
+    Err(ConnectError::Rejected { address, reason, private_data })
 }
 
 /// Ends the driver of a shard whose connection never came up.
 struct ShutdownOnDrop(Option<Arc<RpcShard>>);
-
-impl ShutdownOnDrop {
-    fn disarm(mut self) {
-        self.0 = None;
-    }
-}
 
 impl Drop for ShutdownOnDrop {
     fn drop(&mut self) {
@@ -419,7 +492,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_next_address_is_tried_unless_the_peer_has_answered() {
+    fn the_next_address_is_tried_unless_one_answered() {
         let address = || "rdma://kv:1".parse::<Address>().expect("an address");
         let rejected = |private_data: &[u8]| ConnectError::Rejected {
             address: address(),

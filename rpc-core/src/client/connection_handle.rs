@@ -1,33 +1,32 @@
-//! The way from a connection back to its peer: a handle of the connection, and a channel that ends with
-//! it.
+//! The way from a connection back to its peer: a handle of the connection, and a channel that ends
+//! with it.
 //!
-//! Neither keeps the connection alive. A channel holds its place in the shard until the connection has
-//! ended, and a call until it has its outcome, so that what had arrived can be taken.
+//! Neither keeps the connection alive. A channel holds its place in the shard until the connection
+//! has ended, and a call until it has its outcome, so that what had arrived can be taken.
 //!
-//! Invariant: there is one channel to the peer of a connection at a time; clones share it. So what a
-//! connection knows of its channels does not grow with them.
+//! Invariant: there is one channel to the peer of a connection at a time; clones share it. So what
+//! a connection knows of its channels does not grow with them.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use rpc_transport::connect::error::CloseCause;
 use rpc_transport::device::PeerIdentity;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::engine::clock;
 use rpc_transport::protocol::config::WhenFull;
 
 use super::Channel;
 use super::connection::{Connection, LeadsTo};
-use super::counts::ChannelCounts;
-use super::peer::Peer;
-use super::shared::{Hedges, Shared, Targets};
+use super::peer::{Peer, Whom};
+use super::shared::{Shared, Targets};
 use super::subchannel::Demand;
 use crate::codec::Codec;
 use crate::context::Context;
-use crate::endpoint::OnEvent;
 use crate::endpoint::connection_context::ConnectionContext;
+use crate::endpoint::ended::OnEvent;
 use crate::runtime::phase::Phase;
 
 impl Context {
@@ -38,12 +37,13 @@ impl Context {
     }
 }
 
-/// A connection, as a handler sees it: [`Context::connection`]. Cheap to clone; two handles are equal
-/// if they are of the same connection. It may be kept when the handler has ended, to call the peer
-/// later; it does not keep the connection alive.
+/// The connection that a call came over, from [`Context::connection`]. Cheap to clone; handles of
+/// the same connection are equal. Keep it after the handler has ended to call the peer later; it
+/// does not keep the connection alive.
 ///
 /// ```
-/// use rpc_core::{ConnectionHandle, Context};
+/// use rpc_core::Context;
+/// use rpc_core::client::ConnectionHandle;
 /// use std::sync::Mutex;
 ///
 /// #[rpc_core::service]
@@ -77,51 +77,54 @@ impl Context {
 pub struct ConnectionHandle(Arc<ConnectionContext>);
 
 impl ConnectionHandle {
-    /// Who is at the other end, as far as the transport knows; over a network, with the address.
+    /// The peer's identity, as far as the transport knows it; over a network, its address.
     #[must_use]
-    pub fn peer(&self) -> &Arc<PeerIdentity> {
-        &self.0.identity
+    pub fn peer(&self) -> &PeerIdentity {
+        self.0.identity.peer()
     }
 
-    /// Time since it was set up.
+    /// Time since the connection was set up.
     #[must_use]
     pub fn age(&self) -> Duration {
         let since = self.0.place.map(|(_, since)| since);
         since.map_or(Duration::ZERO, |since| clock::now().saturating_duration_since(since))
     }
 
-    /// Whether one of its ends has begun to shut down. Calls to a peer that does fail; a server that does
-    /// may still make calls while its handlers end.
+    /// Whether one of the ends has begun to shut down. If the peer has, calls to it fail. If this
+    /// server has, it may still make calls while its handlers end.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.0.phase.as_ref().is_some_and(|phase| phase.has_reached(Phase::Draining))
             || is_going_away(&self.0)
     }
 
-    /// Why it has ended; `None` before that. [`Channel::closed`] waits for it.
+    /// Why the connection ended; `None` while it is open. [`Channel::closed`] waits for the end.
     #[must_use]
     pub fn close_cause(&self) -> Option<CloseCause> {
         self.0.close_cause()
     }
 
-    /// A channel to the peer over this connection alone, with the defaults of a channel but for
-    /// [`retry`](crate::ChannelBuilder::retry), which it does not. All channels of one connection are
-    /// clones. When the connection has ended, calls fail with
-    /// [`Unavailable`](crate::Code::Unavailable); if the peer serves nothing, with
-    /// [`Unimplemented`](crate::Code::Unimplemented).
+    /// A channel to the peer over this connection alone. It has the defaults of a channel, but does
+    /// not [`retry`](crate::ChannelBuilder::retry). All channels of one connection are clones. When
+    /// the connection has ended, calls fail with [`Unavailable`](crate::Code::Unavailable). If the
+    /// peer serves nothing, they fail with [`Unimplemented`](crate::Code::Unimplemented).
     ///
-    /// The peer says how many calls it takes at once
-    /// ([`max_calls_per_connection`](crate::ServerBuilder::max_calls_per_connection)); more wait in line.
-    /// Calls that handlers make to their own callers wait only as long as that cannot keep both ends
-    /// waiting for each other: else they fail with a retryable
-    /// [`ResourceExhausted`](crate::Code::ResourceExhausted). Calls back and forth that go deeper than to
-    /// the caller and end there should have a deadline, which nested calls inherit: each step takes one of
-    /// the calls that its callee takes at once, and while all wait for deeper ones none ends.
+    /// The peer limits the calls that it runs at once
+    /// ([`max_calls_per_connection`](crate::ServerBuilder::max_calls_per_connection)); further
+    /// calls wait. Calls that handlers make to their own callers wait only if that cannot deadlock
+    /// the two ends; otherwise they fail with a retryable
+    /// [`ResourceExhausted`](crate::Code::ResourceExhausted). If calls back and forth nest more
+    /// than one level deep, give the first one a deadline, which nested calls inherit. Each level
+    /// occupies one of the calls that its callee runs at once, and if all of these wait for deeper
+    /// calls, none ends.
     ///
     /// # Panics
     /// Outside a tokio runtime.
     #[must_use]
     pub fn channel(&self) -> Channel {
+        if !self.0.process.is_current() {
+            return Channel { shared: Arc::new(shared_of(&self.0)) };
+        }
         let (shared, is_new) = {
             let mut known = self.0.channel.lock();
             let shared = known.upgrade().and_then(|known| known.downcast::<Shared>().ok());
@@ -136,7 +139,20 @@ impl ConnectionHandle {
             }
         };
         if is_new {
-            tell_of_end(&self.0, &shared);
+            // The channel lets go of the connection when that ends.
+            let channel = Arc::downgrade(&shared);
+            let on_end: OnEvent = Arc::new(move |_| {
+                if let Some(shared) = channel.upgrade() {
+                    ended(&shared);
+                }
+            });
+            let place = self.0.place.zip(self.0.shard.upgrade());
+            let is_up = place.and_then(|((key, _), shard)| {
+                shard.look(key, |peer| peer.report_end_to(on_end, &shared.counts.methods))
+            });
+            if is_up != Some(true) {
+                ended(&shared);
+            }
         }
         Channel { shared }
     }
@@ -189,42 +205,18 @@ fn shared_of(context: &Arc<ConnectionContext>) -> Shared {
             is_two_way: true,
             epoch: 0,
             owner: None,
+            runtime: None,
             load: None,
         })
     });
-    let peer = Peer { connection: ArcSwapOption::new(connection), context: Arc::clone(context) };
+    let whom = Whom::Peer(Arc::clone(context));
+    let peer = Peer { connection: ArcSwapOption::new(connection), whom };
     Shared {
-        targets: Targets::Peer(peer),
-        demand: Demand::new(),
-        codec: Codec::default(),
-        default_timeout: None,
-        wait_for_ready: false,
-        min_part_bytes: context.min_part_bytes,
         when_full,
-        max_waiting: u32::MAX,
-        retry: None,
+        min_part_bytes: context.min_part_bytes,
         max_metadata_bytes: context.max_metadata_bytes,
-        around: None,
-        hedging: Hedges::new(None),
-        server: None,
-        counts: Arc::new(ChannelCounts::default()),
-        spare_pool: OnceLock::new(),
-    }
-}
-
-/// Has the channel let go of the connection when that ends.
-fn tell_of_end(context: &ConnectionContext, shared: &Arc<Shared>) {
-    let channel = Arc::downgrade(shared);
-    let on_end: OnEvent = Arc::new(move |_| {
-        if let Some(shared) = channel.upgrade() {
-            ended(&shared);
-        }
-    });
-    let is_up = context.place.zip(context.shard.upgrade()).and_then(|((key, _), shard)| {
-        shard.look(key, |peer| peer.tell_channel(on_end, &shared.counts.methods))
-    });
-    if is_up != Some(true) {
-        ended(shared);
+        process: context.process,
+        ..Shared::to_peer(peer, Demand::new(), Codec::default())
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::observability::stats::counts::{Counter, End, Methods};
-use crate::service::method::MethodDescriptor;
+use crate::method::MethodDescriptor;
+use crate::stats::counts::{Counter, End, Methods};
 use crate::status::Code;
 
 /// What is counted of a channel, over all of its connections.
@@ -21,8 +21,13 @@ impl ChannelCounts {
     /// A call has ended that no connection has taken.
     #[cold]
     pub(crate) fn on_unsent(&self, method: &'static MethodDescriptor, code: Code) {
-        let method = self.methods.method(Some(method));
-        method.shared.on_shared_start();
-        method.shared.on_shared_end(End::Code(code), 0);
+        self.methods.method(Some(method)).shared.on_shared_start();
+        self.on_end(method, code);
+    }
+
+    /// A call has ended between two connections: the first one has counted its begin.
+    #[cold]
+    pub(crate) fn on_end(&self, method: &'static MethodDescriptor, code: Code) {
+        self.methods.method(Some(method)).shared.on_shared_end(End::Code(code), 0);
     }
 }

@@ -1,12 +1,17 @@
 //! Names that stand for several servers.
 //!
-//! Owns the trait of whatever knows the addresses behind a name, and two that do: a list, and DNS.
+//! Owns the trait of whatever knows the servers behind a name, and three that do: a list, DNS, and
+//! a file ([`File`]).
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 
-use rpc_transport::connect::address::{Address, AddressError, HostPort};
+use futures::Stream;
+use rpc_transport::address::{Address, AddressError, HostPort};
+
+pub use super::resolve_file::File;
+pub use crate::channel::endpoint::Endpoint;
 
 /// Why a name leads nowhere.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -26,12 +31,31 @@ impl ResolveError {
 
 /// A future of [`Resolve::resolve`].
 pub type Resolving<'a> =
-    Pin<Box<dyn Future<Output = Result<Vec<Address>, ResolveError>> + Send + 'a>>;
+    Pin<Box<dyn Future<Output = Result<Vec<Endpoint>, ResolveError>> + Send + 'a>>;
+
+/// A stream of [`Resolve::watch`].
+pub type Watching<'a> =
+    Pin<Box<dyn Stream<Item = Result<Vec<Endpoint>, ResolveError>> + Send + 'a>>;
 
 /// Finds the servers behind a name, each of which can serve every call.
 ///
-/// It is asked when the first call needs a connection, and again when connections are lost or
-/// cannot be made, at most once a second.
+/// It is asked when the first call needs a connection, again when connections are lost or cannot
+/// be made, and each
+/// [`resolve_every`](crate::client::BalancingPolicy::resolve_every) while the channel is connected;
+/// at most once a second. Servers that are new are connected to, and servers that are named no
+/// longer get no new calls.
+///
+/// What it says is not followed blindly, since registries fail, too:
+/// - An error changes nothing.
+/// - Nobody: calls go on as before for 30 s, unless somebody is named meanwhile.
+/// - More than half of the servers are gone at once: those that still answer leave in steps, half
+///   of them each 10 s.
+/// - Changes are collected for 100 ms.
+///
+/// One that fails, names nobody, panics, or does not answer within
+/// [`connect_timeout`](crate::ChannelBuilder::connect_timeout) is asked again after the backoff of
+/// [`reconnect`](crate::ChannelBuilder::reconnect), while a call waits; calls that do not wait
+/// fail. Its answers are awaited in the runtime of the channel, and dropped when the channel is.
 ///
 /// ```
 /// use rpc_core::client::resolve::{Resolve, ResolveError, Resolving};
@@ -56,17 +80,39 @@ pub type Resolving<'a> =
 /// }
 /// ```
 pub trait Resolve: Send + Sync + 'static {
-    /// The name, for errors and logs.
+    /// The name, for errors and logs. Asked once, when the channel is made.
     fn name(&self) -> String;
 
-    /// The addresses now, in any order. None of them is an error of the caller's, which then keeps
-    /// to those that it had.
+    /// The servers now, in any order.
     fn resolve(&self) -> Resolving<'_>;
+
+    /// The servers whenever they change: the whole set each time, the first one at once. A resolver
+    /// that can say so is not asked at intervals. When the stream ends, a new one is made after a
+    /// while; an error does not end it. Default `None`.
+    fn watch(&self) -> Option<Watching<'_>> {
+        None
+    }
 }
 
-/// A list of addresses that does not change.
+/// A list of servers that does not change.
+///
+/// ```
+/// use rpc_core::client::resolve::{Endpoint, StaticList};
+///
+/// # fn main() -> Result<(), rpc_core::transport::AddressError> {
+/// let near: Endpoint = "tcp://10.0.0.7:7471".parse()?;
+/// let far: Endpoint = "tcp://10.1.0.7:7471".parse()?;
+/// let servers = StaticList::from(vec![near, far.with_priority(1)]);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
-pub struct StaticList(Vec<Address>);
+pub struct StaticList(Vec<Endpoint>);
+
+impl From<Vec<Endpoint>> for StaticList {
+    fn from(servers: Vec<Endpoint>) -> Self {
+        Self(servers)
+    }
+}
 
 impl StaticList {
     /// Parses the addresses.
@@ -83,7 +129,7 @@ impl StaticList {
 
 impl Resolve for StaticList {
     fn name(&self) -> String {
-        let names: Vec<_> = self.0.iter().map(ToString::to_string).collect();
+        let names: Vec<_> = self.0.iter().map(|it| it.address().to_string()).collect();
         format!("[{}]", names.join(", "))
     }
 
@@ -112,7 +158,8 @@ impl Dns {
             Address::Auto(..) | Address::Tcp(_) | Address::Rdma(..) => Ok(Self(address)),
             _ => Err(ResolveError::new(
                 text,
-                "DNS knows hosts: write auto://name:port, tcp://name:port or rdma://name:port",
+                "only host names can be looked up in DNS: write auto://name:port, tcp://name:port \
+                 or rdma://name:port",
             )),
         }
     }
@@ -124,7 +171,7 @@ impl Dns {
         }
     }
 
-    /// The same address with one of the host's in place of its name.
+    /// The address with one of the host's IP addresses instead of its name.
     fn at(&self, at: HostPort) -> Address {
         match &self.0 {
             Address::Rdma(_, local) => Address::Rdma(at, local.clone()),
@@ -144,13 +191,13 @@ impl Resolve for Dns {
             let at = self.host();
             let found = tokio::net::lookup_host((at.host.as_str(), at.port)).await;
             let found = found.map_err(|error| {
-                let advice = "is the name spelled right, and does this host know it?";
+                let advice = "check its spelling, and that this host can resolve it";
                 ResolveError::new(self.name(), format!("{error}; {advice}"))
             })?;
             let mut addresses: Vec<Address> = found.map(|at| self.at(at.into())).collect();
             addresses.sort_by_key(ToString::to_string);
             addresses.dedup();
-            Ok(addresses)
+            Ok(addresses.into_iter().map(Endpoint::from).collect())
         })
     }
 }

@@ -4,14 +4,18 @@
 //! Invariant: a call that waits here ends by its deadline, with the reason for which there is no
 //! connection; dropping it leaves nothing behind.
 
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
-use rpc_transport::connect::error::CloseCause;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::engine::clock;
+use rpc_transport::lock::{Mutex, MutexGuard};
+use rpc_transport::log_limit::LogLimit;
+use rpc_transport::memory::process::Process;
 use rpc_transport::protocol::config::WhenFull;
+use rpc_transport::wait::after;
 
 use super::balancer::{Balancer, SinceAll};
 use super::connection::{Connection, Path};
@@ -21,12 +25,17 @@ use super::subchannel::{Demand, Found, Since, Subchannel};
 use crate::bulk::{Bulk, BulkPool, Copies};
 use crate::channel::connectivity::ConnectivityState;
 use crate::channel::hedging::{Hedging, HedgingPolicy};
-use crate::channel::retry::{Attempts, Failed, RetryPolicy};
+use crate::channel::retry::{Attempts, Failed, LONGEST_PUSHBACK, RetryPolicy};
 use crate::channel::throttle::Throttle;
-use crate::codec::{Codec, Placement, Pool};
+use crate::codec::{Codec, DEFAULT_MIN_PART_BYTES, Placement, Pool};
 use crate::interceptor::client::Around;
+use crate::metadata::DEFAULT_MAX_BYTES;
 use crate::runtime::random::random;
+use crate::runtime::timer::Timer;
+use crate::stats::counts::Counter;
 use crate::status::{Code, Status};
+
+static THROTTLED: LogLimit = LogLimit::new("channels whose calls are not retried");
 
 /// What calls of a channel have in common.
 pub(crate) struct Shared {
@@ -53,6 +62,8 @@ pub(crate) struct Shared {
     pub(crate) counts: Arc<ChannelCounts>,
     /// Buffers for the time without a connection.
     pub(super) spare_pool: OnceLock<BulkPool>,
+    /// A child of it refuses calls, and takes none of the channel's locks.
+    pub(crate) process: Process,
 }
 
 /// Where a channel leads.
@@ -82,12 +93,39 @@ impl Targets {
 }
 
 impl Shared {
-    /// The connection that a call leaves on at once, if there is one.
+    /// Of a channel over the connection to this peer alone, with the defaults of a channel but for
+    /// retries, of which it has none.
+    pub(super) fn to_peer(peer: Peer, demand: Arc<Demand>, codec: Codec) -> Self {
+        Self {
+            targets: Targets::Peer(peer),
+            demand,
+            codec,
+            default_timeout: None,
+            wait_for_ready: false,
+            min_part_bytes: DEFAULT_MIN_PART_BYTES,
+            when_full: WhenFull::default(),
+            max_waiting: u32::MAX,
+            retry: None,
+            max_metadata_bytes: DEFAULT_MAX_BYTES,
+            around: None,
+            hedging: Hedges::new(None),
+            server: None,
+            counts: Arc::default(),
+            spare_pool: OnceLock::new(),
+            process: Process::current(),
+        }
+    }
+
+    /// The connection that a call leaves on at once, if there is one. `key`: that of the call, if
+    /// calls of one key are to go to one end point.
     #[inline]
-    pub(crate) fn connection(&self) -> arc_swap::Guard<Option<Arc<Connection>>> {
+    pub(crate) fn connection(
+        &self,
+        key: impl FnOnce() -> Option<u64>,
+    ) -> arc_swap::Guard<Option<Arc<Connection>>> {
         match &self.targets {
             Targets::One(subchannel) => subchannel.connection(),
-            Targets::Several(balancer) => arc_swap::Guard::from_inner(balancer.pick()),
+            Targets::Several(balancer) => arc_swap::Guard::from_inner(balancer.pick(key())),
             Targets::Peer(peer) => peer.connection.load(),
         }
     }
@@ -119,6 +157,9 @@ impl Shared {
     }
 
     pub(super) fn state(&self) -> ConnectivityState {
+        if !self.process.is_current() {
+            return ConnectivityState::Shutdown;
+        }
         match &self.targets {
             Targets::One(subchannel) => subchannel.state().0,
             Targets::Several(balancer) => balancer.state(),
@@ -127,10 +168,16 @@ impl Shared {
     }
 
     pub(super) fn path(&self) -> Option<Path> {
+        if !self.process.is_current() {
+            return None;
+        }
         self.targets.first(Subchannel::path)
     }
 
     pub(super) fn close_cause(&self) -> Option<CloseCause> {
+        if !self.process.is_current() {
+            return Some(CloseCause::Forked);
+        }
         // While there is a connection, nothing has ended for good.
         match self.state() {
             ConnectivityState::Ready if matches!(self.targets, Targets::Several(_)) => None,
@@ -152,6 +199,9 @@ impl Shared {
     /// Connects, if a call would, without waiting for it.
     #[cold]
     pub(crate) fn kick(&self) {
+        if !self.process.is_current() {
+            return;
+        }
         match &self.targets {
             Targets::One(subchannel) => subchannel.kick(),
             Targets::Several(balancer) => balancer.kick(),
@@ -163,56 +213,57 @@ impl Shared {
     ///
     /// # Errors
     /// Why there is none: at once or after the attempt under way, unless the call waits until
-    /// there is one; at the deadline in any case.
+    /// there is one; at its last moment in any case.
     pub(crate) async fn acquire(
         self: Arc<Self>,
         wait_for_ready: bool,
-        deadline: Option<Instant>,
+        last_moment: Option<LastMoment>,
     ) -> Result<Arc<Connection>, Status> {
         let finding = self.find(wait_for_ready);
-        let Some(deadline) = deadline else { return finding.await };
-        let expired = async {
-            // Calls may be awaited outside of any runtime. `find` is polled first: it moves the
-            // channel to another runtime if its own has ended.
-            let sleep = {
-                let _here = self.demand.runtime().enter();
-                tokio::time::sleep_until(deadline.into())
-            };
-            sleep.await;
-        };
+        let Some(last_moment) = last_moment else { return finding.await };
         tokio::select! {
             biased;
             found = finding => found,
-            () = expired => Err(self.expired()),
+            () = self.sleep_until(last_moment.at) => {
+                let why = match &self.targets {
+                    Targets::One(subchannel) => subchannel.why_not(),
+                    Targets::Several(balancer) => balancer.why_not(),
+                    Targets::Peer(peer) => peer.why_not(),
+                };
+                let text = format!("{} while waiting for a connection: {why}", last_moment.text);
+                Err(Status::new(Code::DeadlineExceeded, text))
+            }
         }
     }
 
-    /// The same, after a wait.
+    /// As [`Shared::acquire`], after a wait.
     pub(crate) async fn acquire_after(
         self: Arc<Self>,
         delay: Duration,
         wait_for_ready: bool,
-        deadline: Option<Instant>,
+        last_moment: Option<LastMoment>,
     ) -> Result<Arc<Connection>, Status> {
-        let waited = {
-            let _here = self.demand.runtime().enter();
-            tokio::time::sleep(delay)
-        };
-        waited.await;
-        self.acquire(wait_for_ready, deadline).await
+        self.sleep_until(after(clock::now(), delay)).await;
+        self.acquire(wait_for_ready, last_moment).await
+    }
+
+    /// Calls may be awaited outside of any runtime, and that of the channel may end meanwhile.
+    pub(super) async fn sleep_until(&self, at: Instant) {
+        let mut timer = Timer::at(at);
+        poll_fn(|cx| timer.poll(cx, &self.demand.home)).await;
     }
 
     async fn find(&self, wait_for_ready: bool) -> Result<Arc<Connection>, Status> {
         let Some(_waits) = self.demand.wait(self.max_waiting) else {
             let text = format!(
-                "{} calls wait for a connection to {} already (`max_calls` and \
+                "{} calls are already waiting for a connection to {} (the limit, `max_calls` + \
                  `max_waiting_calls`)",
                 self.max_waiting,
                 self.targets.name()
             );
             return Err(Status::resource_exhausted(text).with_retryable(true));
         };
-        let mut changes = self.demand.subscribe();
+        let mut changes = self.demand.watch();
         let mut since = Since::default();
         let mut since_all = SinceAll::default();
         match &self.targets {
@@ -221,7 +272,7 @@ impl Shared {
             Targets::Peer(_) => {}
         }
         loop {
-            changes.borrow_and_update();
+            changes.look();
             let found = match &self.targets {
                 Targets::One(subchannel) => subchannel.find(wait_for_ready, since),
                 Targets::Several(balancer) => balancer.find(wait_for_ready, &mut since_all),
@@ -237,37 +288,51 @@ impl Shared {
         }
     }
 
-    /// The status of a call whose deadline passes while it waits for a connection.
-    fn expired(&self) -> Status {
-        let why = match &self.targets {
-            Targets::One(subchannel) => subchannel.why_not(),
-            Targets::Several(balancer) => balancer.why_not(),
-            Targets::Peer(peer) => peer.why_not(),
-        };
-        let text = format!("the deadline passed while waiting for a connection: {why}");
-        Status::new(Code::DeadlineExceeded, text)
+    /// Says that no call is tried again for now.
+    #[cold]
+    pub(crate) fn log_throttled(&self) {
+        THROTTLED.fault(clock::now(), || {
+            tracing::warn!(
+                address = self.targets.name(),
+                "too many calls fail: retries stop until enough calls have succeeded (the throttle \
+                 of the channel's `RetryPolicy`)"
+            );
+        });
     }
 
     /// Waits until the state is another than `from`.
     pub(super) async fn state_changed(&self, from: ConnectivityState) -> ConnectivityState {
+        if !self.process.is_current() {
+            return self.state();
+        }
         self.until(|| Some(self.state()).filter(|state| *state != from)).await
     }
 
     /// Waits until there is no connection any more; gives the cause of its end.
     pub(super) async fn closed(&self) -> CloseCause {
+        if !self.process.is_current() {
+            return CloseCause::Forked;
+        }
         self.until(|| self.close_cause()).await
     }
 
     async fn until<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
-        let mut changes = self.demand.subscribe();
+        let mut changes = self.demand.watch();
         loop {
-            changes.borrow_and_update();
+            changes.look();
             if let Some(found) = look() {
                 return found;
             }
             let _ = changes.changed().await;
         }
     }
+}
+
+/// When a call gives up waiting for a connection.
+pub(crate) struct LastMoment {
+    pub(crate) at: Instant,
+    /// That its deadline has passed, and whose that was.
+    pub(crate) text: String,
 }
 
 /// A server that ends with this.
@@ -285,27 +350,50 @@ pub(crate) struct Retries {
     throttle: Mutex<Throttle>,
     /// Spares successes the lock.
     is_full: AtomicBool,
+    /// It was said that the throttle keeps calls from being tried again.
+    is_engaged: AtomicBool,
+    /// Calls that were not tried again for that.
+    throttled: Counter,
+}
+
+/// What becomes of a call whose attempt has failed.
+pub(crate) struct Next {
+    /// After this time comes another attempt, if there is to be one.
+    pub(crate) delay: Option<Duration>,
+    /// The throttle keeps calls from being tried again from now on.
+    pub(crate) has_engaged: bool,
 }
 
 impl Retries {
     pub(super) fn new(policy: RetryPolicy) -> Self {
         let throttle = Mutex::new(policy.new_throttle());
-        Self { policy, throttle, is_full: AtomicBool::new(true) }
+        let (is_full, is_engaged) = (AtomicBool::new(true), AtomicBool::new(false));
+        Self { policy, throttle, is_full, is_engaged, throttled: Counter::default() }
     }
 
-    /// An attempt has failed: how long to wait for the next, if there is to be one.
+    /// An attempt has failed.
     #[cold]
     pub(crate) fn after(
         &self,
         attempts: &mut Attempts,
         failed: Failed,
         deadline: Option<Instant>,
-    ) -> Option<Duration> {
+    ) -> Next {
         let mut throttle = self.throttle.lock();
         let (now, random) = (clock::now(), random());
         let delay = attempts.after(failed, &self.policy, &mut throttle, now, deadline, random);
         self.on_throttle(&throttle);
-        delay
+        let is_throttled =
+            delay.is_none() && attempts.failed() < self.policy.attempts() && !throttle.allows();
+        if is_throttled {
+            self.throttled.add_shared(1);
+        }
+        Next { delay, has_engaged: is_throttled && !self.is_engaged.swap(true, Ordering::Relaxed) }
+    }
+
+    /// Calls that were not tried again because of the throttle.
+    pub(super) fn throttled(&self) -> u64 {
+        self.throttled.get()
     }
 
     /// A call that could have been tried again was answered.
@@ -321,6 +409,9 @@ impl Retries {
         let mut throttle = self.throttle.lock();
         throttle.on_success();
         self.on_throttle(&throttle);
+        if throttle.allows() {
+            self.is_engaged.store(false, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn throttle(&self) -> MutexGuard<'_, Throttle> {
@@ -332,9 +423,6 @@ impl Retries {
         self.is_full.store(throttle.is_full(), Ordering::Relaxed);
     }
 }
-
-/// Longest time for which a server can keep a channel from second attempts.
-const MOST_QUIET: Duration = Duration::from_secs(60);
 
 /// What a channel needs for second attempts of calls whose first one runs.
 pub(crate) struct Hedges {
@@ -351,10 +439,8 @@ impl Hedges {
     /// A server wants no further attempt for so long.
     #[cold]
     pub(crate) fn on_pushback(&self, wait: Duration) {
-        // One server among many does not end second attempts for good.
-        if let Some(until) = clock::now().checked_add(wait.min(MOST_QUIET)) {
-            self.state.lock().on_pushback(until);
-        }
+        let until = after(clock::now(), wait.min(LONGEST_PUSHBACK));
+        self.state.lock().on_pushback(until);
     }
 }
 
@@ -362,20 +448,4 @@ impl Copies for Shared {
     fn copy_of(&self, bytes: &[u8]) -> Option<Bulk> {
         self.only_connection().as_ref()?.bulk.copy_of(bytes)
     }
-}
-
-/// The earliest of three deadlines: the call's own, the channel's and the surrounding handler's.
-#[inline]
-pub(crate) fn earliest(
-    own: Option<Instant>,
-    default: Option<Duration>,
-    inherited: Option<Instant>,
-) -> Option<(Instant, Instant)> {
-    if own.is_none() && inherited.is_none() && default.is_none() {
-        return None;
-    }
-    let now = clock::now();
-    let default = default.and_then(|timeout| now.checked_add(timeout));
-    let at = [own, inherited, default].into_iter().flatten().min()?;
-    Some((at, now))
 }

@@ -1,14 +1,17 @@
 //! The numbers of a channel.
 
-use super::shared::{Shared, Targets};
+use super::shared::{Retries, Shared, Targets};
 use super::subchannel::Subchannel;
 use crate::endpoint::survey::survey;
-use crate::observability::stats::ChannelStats;
+use crate::stats::ChannelStats;
 #[cfg(feature = "metrics")]
-use crate::{client::Channel, observability::stats::MetricsPublisher};
+use crate::{client::Channel, stats::MetricsPublisher};
 
 impl Shared {
     pub(super) fn stats(&self) -> ChannelStats {
+        if !self.process.is_current() {
+            return ChannelStats::default();
+        }
         let mut connections = Vec::new();
         let mut add = |subchannel: &Subchannel| {
             if let Some(connection) = subchannel.connection().as_ref() {
@@ -21,13 +24,20 @@ impl Shared {
             // On its shard are those of others, too.
             Targets::Peer(_) => {}
         }
+        let (members, ejections) = match &self.targets {
+            Targets::Several(balancer) => balancer.stats(),
+            _ => Default::default(),
+        };
         ChannelStats {
+            members,
+            ejections,
             methods: self.counts.methods.read(),
             served: self.counts.served.as_ref().map(|served| served.read()).unwrap_or_default(),
             connections,
             connected: self.counts.connected.get(),
             connect_failures: self.counts.connect_failures.get(),
             waiting_calls: self.demand.waiting_count() as u64,
+            retries_throttled: self.retry.as_ref().map_or(0, Retries::throttled),
         }
     }
 }

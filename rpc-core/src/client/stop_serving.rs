@@ -1,11 +1,13 @@
 //! The orderly end of what a channel serves.
 //!
-//! Invariant: each connection that a server may call on is told. What is served is stopped first; a
-//! connection looks at that before its hello leaves, and, as that may have been too early, once more when
-//! it has been in its place.
+//! Invariant: each connection that a server may call on says go-away. What is served is stopped
+//! first; a connection looks at that before its hello leaves, and, as that may have been too early,
+//! once more when it has been in its place.
 
 use std::sync::Arc;
 use std::time::Duration;
+
+use rpc_transport::engine::clock;
 
 use super::Channel;
 use super::connection::Connection;
@@ -16,20 +18,21 @@ use super::subchannel::Subchannel;
 const LOOK: Duration = Duration::from_millis(5);
 
 impl Channel {
-    /// Serves no more ([`ChannelBuilder::serve`](crate::ChannelBuilder::serve)): servers are told to start
-    /// no calls, as a server that shuts down tells its clients, and those that run are waited for. They
-    /// learn of it by [`Context::draining`](crate::Context::draining). A call that a server makes after
-    /// that fails with a retryable [`Unavailable`](crate::Code::Unavailable). Calls of the channel itself
-    /// go on. To be called before a program ends.
+    /// Stops serving ([`ChannelBuilder::serve`](crate::ChannelBuilder::serve)): sends go-away to
+    /// the servers, as a server that shuts down does to its clients, and waits for running calls.
+    /// Their handlers learn of it by [`Context::draining`](crate::Context::draining). A call that a
+    /// server makes after that fails with a retryable [`Unavailable`](crate::Code::Unavailable).
+    /// Calls of the channel itself go on. Call it before a program ends.
     ///
-    /// Servers are told when the future is first polled; if it is dropped after that, they have been told
-    /// nevertheless. It concerns all clones of the channel, servers that a resolver names no longer while
-    /// calls run there, and connections that come up later: they tell their servers at once.
+    /// Go-away is sent when the future is first polled, and holds even if the future is dropped
+    /// after that. It concerns all clones of the channel, servers that a resolver no longer names
+    /// while calls run there, and connections that come up later.
     ///
     /// Gives whether all calls have ended, and all servers have answered, within `grace`, on the
-    /// connections that were up. Calls that have not ended run on, until the channel is dropped. On a channel
-    /// that serves nothing, as that of [`ConnectionHandle::channel`](crate::ConnectionHandle::channel), it
-    /// does nothing and gives true.
+    /// connections that were up. Calls that have not ended run on, until the channel is dropped. On
+    /// a channel that serves nothing, as that of
+    /// [`ConnectionHandle::channel`](crate::client::ConnectionHandle::channel), it does nothing and
+    /// gives true.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -41,7 +44,11 @@ impl Channel {
     /// # }
     /// ```
     pub async fn stop_serving(&self, grace: Duration) -> bool {
+        if !self.shared.process.is_current() {
+            return true;
+        }
         let connections = self.shared.stop_serving();
+        let until = clock::now().checked_add(grace);
         let ended = async {
             let has_ended = |connection: &Arc<Connection>| {
                 let look =
@@ -49,15 +56,26 @@ impl Channel {
                 look.unwrap_or(true)
             };
             while !connections.iter().all(has_ended) {
-                tokio::time::sleep(LOOK).await;
+                self.shared.sleep_until(clock::now() + LOOK).await;
             }
         };
-        tokio::time::timeout(grace, ended).await.is_ok()
+        let late = async {
+            match until {
+                Some(until) => self.shared.sleep_until(until).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = ended => true,
+            () = late => false,
+        }
     }
 }
 
 impl Shared {
-    /// Tells the handlers and the servers. Gives the connections on which servers may have called.
+    /// Notifies the handlers and the servers. Returns the connections on which servers may have
+    /// called.
     fn stop_serving(&self) -> Vec<Arc<Connection>> {
         let served = match &self.targets {
             Targets::One(subchannel) => subchannel.served(),
@@ -67,7 +85,7 @@ impl Shared {
         };
         let Some(served) = served else { return Vec::new() };
         served.stop();
-        // Those of before: who comes after sees that.
+        // The connections of before. A later one sees that the services are stopped.
         let connections = self.demand.serving.all();
         connections.iter().for_each(|connection| tell(connection));
         served.tell_handlers();
@@ -76,8 +94,8 @@ impl Shared {
 }
 
 impl Subchannel {
-    /// A connection has come up: what is served may have been stopped while it did. Its server may be
-    /// going away already, so that it is the current one no more.
+    /// A connection has come up: what is served may have been stopped while it did. Its server may
+    /// be going away already, so that it is the current one no more.
     pub(super) fn stop_serving_late(&self, connection: &Connection) {
         if self.served().is_some_and(|served| served.is_stopped()) {
             tell(connection);
@@ -91,17 +109,17 @@ fn tell(connection: &Connection) {
 
 #[cfg(test)]
 mod tests {
-    use rpc_transport::connect::address::Address;
-
     use super::*;
     use crate::channel::connectivity::ConnectivityState;
+    use crate::client::balancer::Balancer;
     use crate::client::connection::{Owner, connect};
     use crate::client::resolve::StaticList;
     use crate::server::Server;
 
-    /// A server that went away as soon as its connection was up was never told, and could call on.
+    /// A regression: a server that went away as soon as its connection was up got no go-away, and
+    /// went on calling.
     #[tokio::test]
-    async fn a_connection_whose_server_goes_away_meanwhile_is_told_late() {
+    async fn a_connection_going_away_is_notified_late() {
         let server = Server::builder().bind("mem://stop-serving-late").await.unwrap();
         tokio::spawn(server.serve());
         let channel = Channel::builder().serve_with(Server::builder());
@@ -119,7 +137,7 @@ mod tests {
 
     /// A connection that came up later took calls until it was in its place.
     #[tokio::test]
-    async fn a_later_connection_says_so_from_its_first_frames() {
+    async fn a_later_connection_announces_it_at_once() {
         let server = Server::builder().bind("mem://stop-serving-first").await.unwrap();
         tokio::spawn(server.serve());
         let channel = Channel::builder().serve_with(Server::builder());
@@ -131,9 +149,10 @@ mod tests {
         assert!(is_told(&connect(&subchannel.options, target, 1, owner).await.unwrap()));
     }
 
-    /// A server that the resolver named no longer was not told, and could call while a call ran on it.
-    #[tokio::test]
-    async fn a_server_that_the_resolver_names_no_longer_is_told() {
+    /// A regression: a server that the resolver no longer named got no go-away, and could call
+    /// while a call ran on it.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_no_longer_resolved_is_notified() {
         let server = Server::builder().bind("mem://stop-serving-parted").await.unwrap();
         tokio::spawn(server.serve());
         let channel = Channel::builder().serve_with(Server::builder());
@@ -146,19 +165,19 @@ mod tests {
             state = channel.state_changed(state).await;
         }
         // As a call that runs on it does.
-        let connection = balancer.pick().expect("it is up");
-        let elsewhere: Address = "mem://stop-serving-elsewhere".parse().unwrap();
-        balancer.on_answer(Ok(vec![elsewhere]));
-        assert!(balancer.pick().is_none(), "calls go elsewhere");
+        let connection = balancer.pick(None).expect("it is up");
+        resolves_to(balancer, "mem://stop-serving-elsewhere").await;
+        assert!(balancer.pick(None).is_none(), "calls go elsewhere");
         assert!(channel.stop_serving(Duration::MAX).await, "nobody has called");
         assert!(is_told(&connection));
         drop(connection);
         assert!(channel.shared.demand.serving.all().is_empty(), "it is over");
     }
 
-    /// Of two servers that went away one after the other, while calls ran on both, only the last was told.
+    /// A regression: of two servers that went away one after the other, while calls ran on both,
+    /// only the last got a go-away.
     #[tokio::test]
-    async fn servers_that_go_away_one_after_the_other_are_all_told() {
+    async fn all_departing_servers_are_notified() {
         let server = Server::builder().bind("mem://stop-serving-retired").await.unwrap();
         tokio::spawn(server.serve());
         let channel = Channel::builder().serve_with(Server::builder());
@@ -180,24 +199,33 @@ mod tests {
         assert!(channel.shared.demand.serving.len() <= 2, "those that are over leave the list");
     }
 
-    /// A connection that came up while the resolver dropped its end point was not told, if a call took it.
-    #[tokio::test]
-    async fn a_server_that_is_dropped_while_its_connection_comes_up_is_told() {
+    /// A regression: a connection that came up while the resolver dropped its end point said no
+    /// go-away, if a call took it.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_dropped_while_connecting_is_notified() {
         let server = Server::builder().bind("mem://stop-serving-dropped").await.unwrap();
         tokio::spawn(server.serve());
         let channel = Channel::builder().serve_with(Server::builder());
         let servers = StaticList::new(["mem://stop-serving-dropped"]).unwrap();
         let channel = channel.connect_balanced(servers).unwrap();
         let Targets::Several(balancer) = &channel.shared.targets else { panic!("it has a name") };
-        let named: Address = "mem://stop-serving-dropped".parse().unwrap();
-        balancer.on_answer(Ok(vec![named]));
+        resolves_to(balancer, "mem://stop-serving-dropped").await;
         // As who connects holds it.
-        let member = Arc::clone(&balancer.members()[0]);
-        balancer.on_answer(Ok(vec!["mem://stop-serving-elsewhere".parse().unwrap()]));
+        let member = balancer.members().iter().next().cloned().expect("it is named");
+        resolves_to(balancer, "mem://stop-serving-elsewhere").await;
         member.connect_now().await.unwrap();
         let connection = member.connection().clone().expect("it is up");
         assert!(channel.stop_serving(Duration::MAX).await, "nobody has called");
         assert!(is_told(&connection));
+    }
+
+    /// The resolver names this server alone, and the others leave.
+    async fn resolves_to(balancer: &Arc<Balancer>, address: &str) {
+        balancer.on_answer(Ok(vec![address.parse().unwrap()]));
+        for _ in 0..12 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            balancer.keep_up(false);
+        }
     }
 
     fn is_told(connection: &Connection) -> bool {

@@ -7,6 +7,8 @@
 //! 1. Connections are put in place and taken away under the lock of the state, so that they agree
 //!    with it; they are dropped, and waiting tasks woken, after that lock is released.
 //! 2. A connector that ends, however it ends, is accounted for: another one can be started.
+//! 3. A call that is to wait has counted itself before it takes the lock of the state, and a
+//!    connector that finds nobody waiting ends under that lock: so each that waits has a connector.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,32 +16,37 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use arc_swap::ArcSwapOption;
-use parking_lot::Mutex;
-use rpc_transport::connect::address::Address;
-use rpc_transport::connect::error::{CloseCause, ConnectError};
+use rpc_transport::address::Address;
+use rpc_transport::device::connection_error::{CloseCause, ConnectError};
 use rpc_transport::engine::clock;
-use tokio::runtime::Handle;
-use tokio::sync::watch;
+use rpc_transport::lock::Mutex;
+use rpc_transport::user_code::holds_lock;
+use tokio::runtime::Id;
 use tokio::task::AbortHandle;
 
 use super::connection::{ConnectOptions, Connection, Owner, Path, connect, unavailable};
-use super::load::Load;
-use super::serving::Serving;
+use super::serving_connections::ServingConnections;
 use crate::channel::backoff::Backoff;
 use crate::channel::connectivity::{Connectivity, ConnectivityState, Step};
+use crate::runtime::home::Home;
 use crate::runtime::random::random;
-use crate::server::served::Served;
+use crate::runtime::watched::{Watch, Watched};
+use crate::server::peer_services::PeerServices;
 use crate::status::{Code, Status};
 
-/// What the end points of a channel share: who waits for them, and the news of all.
+/// Runtimes that may drop the task of a waiting call, one after the other, before it is given up:
+/// that of the channel, that of a caller, and that of our own thread.
+pub(super) const MOST_MOVES: u64 = 3;
+
+/// Shared by the end points of a channel: the waiting calls, and the changes of all end points.
 pub(super) struct Demand {
     waiting: AtomicUsize,
     /// Counts changes of state.
-    changes: watch::Sender<u64>,
+    changes: Watched<u64>,
     /// Where connectors and connections run.
-    runtime: Mutex<Handle>,
+    pub(super) home: Home,
     /// The connections on which servers may call.
-    pub(super) serving: Serving,
+    pub(super) serving: ServingConnections,
 }
 
 impl Demand {
@@ -48,9 +55,9 @@ impl Demand {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             waiting: AtomicUsize::new(0),
-            changes: watch::Sender::new(0),
-            runtime: Mutex::new(Handle::current()),
-            serving: Serving::default(),
+            changes: Watched::default(),
+            home: Home::here(),
+            serving: ServingConnections::default(),
         })
     }
 
@@ -62,7 +69,10 @@ impl Demand {
         (others < usize::try_from(most).unwrap_or(usize::MAX)).then_some(waits)
     }
 
+    /// To be asked under the lock under which calls learn that somebody brings them news: else one
+    /// that comes between the two has been seen by nobody.
     pub(super) fn somebody_waits(&self) -> bool {
+        debug_assert!(holds_lock(), "a call that comes right now would be forgotten");
         self.waiting_count() > 0
     }
 
@@ -70,24 +80,12 @@ impl Demand {
         self.waiting.load(Ordering::SeqCst)
     }
 
-    pub(super) fn subscribe(&self) -> watch::Receiver<u64> {
-        self.changes.subscribe()
+    pub(super) fn watch(&self) -> Watch<u64> {
+        self.changes.watch()
     }
 
     pub(super) fn tell(&self) {
-        self.changes.send_modify(|count| *count += 1);
-    }
-
-    /// The runtime of the channel.
-    pub(super) fn runtime(&self) -> Handle {
-        self.runtime.lock().clone()
-    }
-
-    /// The channel's runtime has shut down: goes on in this thread's.
-    fn move_here(&self) {
-        if let Ok(here) = Handle::try_current() {
-            *self.runtime.lock() = here;
-        }
+        self.changes.tell();
     }
 }
 
@@ -107,7 +105,6 @@ pub(super) struct Subchannel {
     pub(super) connection: ArcSwapOption<Connection>,
     state: Mutex<State>,
     demand: Arc<Demand>,
-    pub(super) load: Arc<Load>,
 }
 
 struct State {
@@ -123,8 +120,18 @@ struct State {
     /// The last connection that was lost.
     lost: Option<Lost>,
     connector: Option<AbortHandle>,
-    /// The connection before, while its server, which is going away, may still wait for calls of its own.
+    /// The connection before, while its server, which is going away, may still wait for calls of
+    /// its own.
     retired: Option<Arc<Connection>>,
+    /// What became of a connection before it was in its place.
+    early: Option<Early>,
+}
+
+/// News of a connection that is not in its place yet.
+struct Early {
+    epoch: u64,
+    is_going_away: bool,
+    cause: Option<CloseCause>,
 }
 
 /// A connection that was lost.
@@ -168,10 +175,10 @@ impl Subchannel {
             lost: None,
             connector: None,
             retired: None,
+            early: None,
         };
         let connection = ArcSwapOption::empty();
-        let (state, load) = (Mutex::new(state), Arc::default());
-        Arc::new(Self { target, options, connection, state, demand, load })
+        Arc::new(Self { target, options, connection, state: Mutex::new(state), demand })
     }
 
     /// The connection, if it is up as far as is known.
@@ -180,7 +187,7 @@ impl Subchannel {
         self.connection.load()
     }
 
-    pub(super) fn served(&self) -> Option<&Arc<Served>> {
+    pub(super) fn served(&self) -> Option<&Arc<PeerServices>> {
         self.options.served.as_ref()
     }
 
@@ -232,28 +239,30 @@ impl Subchannel {
         }
         let found = {
             let (now, mut state) = (clock::now(), self.state.lock());
-            if state.vanished > since.vanished {
-                // One more than when it began: there may be another runtime. Two: there is none.
-                if state.vanished > since.vanished + 1 {
-                    return Found::Failing(self.failing(&state));
-                }
-                self.demand.move_here();
-            }
-            match state.machine.state() {
-                ConnectivityState::Shutdown => return Found::Failing(self.failing(&state)),
+            let is_failing = match state.machine.state() {
                 // Between the look above and the lock.
-                ConnectivityState::Ready => self.connection.load_full().map(Found::Ready),
-                _ if wait_for_ready => None,
-                _ if state.failures > since.failures || state.machine.is_failing(now) => {
-                    Some(Found::Failing(self.failing(&state)))
+                ConnectivityState::Ready => {
+                    if let Some(connection) = self.connection.load_full() {
+                        return Found::Ready(connection);
+                    }
+                    false
                 }
-                _ => None,
+                ConnectivityState::Shutdown => true,
+                _ if state.vanished > since.vanished + MOST_MOVES => true,
+                _ if wait_for_ready => false,
+                _ => state.failures > since.failures || state.machine.is_failing(now),
+            };
+            if is_failing {
+                None
+            } else {
+                let starts = state.machine.start(now, wait_for_ready);
+                debug_assert!(state.machine.runs(), "nobody would wake it: {:?}", state.machine);
+                Some(starts)
             }
-            .map_or_else(|| Err(state.machine.start(now, wait_for_ready)), Ok)
         };
         match found {
-            Ok(found) => found,
-            Err(starts) => {
+            None => Found::Failing(self.why_not()),
+            Some(starts) => {
                 if starts {
                     self.start_connector();
                 }
@@ -270,43 +279,47 @@ impl Subchannel {
         }
     }
 
-    /// The status of a call that no byte of was sent.
-    fn failing(&self, state: &State) -> Status {
+    /// The status of a call that cannot wait any longer, or may not; no byte of it was sent.
+    pub(super) fn why_not(&self) -> Status {
         let target = &self.target;
-        let lost = state.lost.as_ref().map(|lost| match &lost.cause {
-            Some(cause) if !lost.is_going_away => unavailable(target, cause.clone()),
+        let (error, lost, vanished) = {
+            let state = self.state.lock();
+            let lost = state.lost.as_ref().map(|lost| (lost.cause.clone(), lost.is_going_away));
+            (state.error.clone(), lost, state.vanished)
+        };
+        let lost = lost.map(|lost| match lost {
+            (Some(cause), false) => unavailable(target, cause),
             _ => Status::new(
                 Code::Unavailable,
-                format!("the server at {target} is shutting down and takes no new calls"),
+                format!("the server at {target} is shutting down and accepts no new calls"),
             ),
         });
-        let status = match (&state.error, lost) {
-            (None, None) if state.vanished > 0 => unavailable(target, CloseCause::DriverGone),
+        let status = match (error, lost) {
+            (None, None) if vanished > 0 => unavailable(target, CloseCause::DriverGone),
             (None, None) => Status::new(Code::Unavailable, format!("not connected to {target}")),
             (None, Some(lost)) => lost,
             (Some(error), None) => Status::new(Code::Unavailable, error.to_string())
-                .with_source(Arc::new(error.clone()) as Arc<dyn std::error::Error + Send + Sync>),
+                .with_source(Arc::new(error) as Arc<dyn std::error::Error + Send + Sync>),
             (Some(error), Some(lost)) => {
-                lost.with_more(format_args!("; connecting again failed: {error}"))
+                lost.with_more(format_args!("; reconnecting failed: {error}"))
             }
         };
         status.with_retryable(true)
     }
 
-    /// The status of a call that cannot wait any longer.
-    pub(super) fn why_not(&self) -> Status {
-        self.failing(&self.state.lock())
-    }
-
     fn start_connector(self: &Arc<Self>) {
-        let connector = Connector { subchannel: Arc::downgrade(self), is_done: false };
-        let task = self.demand.runtime().spawn(connector.run());
+        let runtime = self.demand.home.runtime();
+        let subchannel = Arc::downgrade(self);
+        let connector = Connector { subchannel, runtime: runtime.id(), is_done: false };
+        let task = runtime.spawn(connector.run());
         self.state.lock().connector = Some(task.abort_handle());
     }
 
     fn step(&self) -> Step {
+        let now = clock::now();
+        let mut state = self.state.lock();
         let waits = self.demand.somebody_waits();
-        self.state.lock().machine.step(clock::now(), waits)
+        state.machine.step(now, waits)
     }
 
     fn on_outcome(&self, epoch: u64, outcome: Result<Connection, ConnectError>) {
@@ -318,15 +331,14 @@ impl Subchannel {
                 tracing::debug!(target = %self.target, %error, "cannot connect");
             }
         }
-        let (mut ended, mut added) = (None, None);
+        let (mut early, mut added) = (None, None);
         {
             let mut state = self.state.lock();
             match outcome {
                 Ok(connection) if state.machine.on_connected(epoch, now) => {
                     state.error = None;
                     state.path = connection.path().cloned();
-                    // Its end was told before it was in place, if it came so soon.
-                    ended = connection.close_cause();
+                    early = state.early.take_if(|early| early.epoch == epoch);
                     let connection = Arc::new(connection);
                     if connection.is_two_way {
                         self.demand.serving.add(&connection);
@@ -345,14 +357,29 @@ impl Subchannel {
         drop(unwanted);
         if let Some(connection) = added {
             self.stop_serving_late(&connection);
+            if let (Some(health), Some(load)) = (&self.options.health, &connection.load) {
+                let (load, home) = (Arc::clone(load), self.demand.home.runtime());
+                let task = health.start(Arc::clone(&connection), Arc::clone(&load), &home);
+                load.watched_by(task);
+                // It may have gone meanwhile.
+                if !matches!(&*self.connection(), Some(current) if current.epoch == epoch) {
+                    load.on_gone();
+                }
+            }
         }
-        if ended.is_some() {
-            self.on_lost(epoch, ended);
+        if let Some(Early { is_going_away, cause, .. }) = early {
+            if is_going_away {
+                self.on_lost(epoch, None);
+            }
+            if cause.is_some() {
+                self.on_lost(epoch, cause);
+            }
         }
         self.demand.tell();
     }
 
-    fn on_connector_gone(&self, now: Instant) {
+    fn on_connector_gone(&self, now: Instant, runtime: Id) {
+        self.demand.home.on_ended(runtime);
         {
             let mut state = self.state.lock();
             state.machine.on_connector_gone(now);
@@ -365,18 +392,22 @@ impl Subchannel {
 impl Owner for Subchannel {
     #[cold]
     fn on_lost(&self, epoch: u64, cause: Option<CloseCause>) {
-        if matches!(cause, Some(CloseCause::DriverGone)) {
-            // With its runtime, which keeps no timers any more either.
-            self.demand.move_here();
-        }
         let is_going_away = cause.is_none();
+        let now = clock::now();
         let _over;
         let gone = {
             let mut state = self.state.lock();
             let is_over = |retired: &mut Arc<Connection>| !is_going_away && retired.epoch == epoch;
             _over = state.retired.take_if(is_over);
-            if state.machine.on_lost(epoch, clock::now(), random()) {
+            let was_current = match cause {
+                Some(CloseCause::DriverGone) => state.machine.on_driver_gone(epoch),
+                _ => state.machine.on_lost(epoch, now, random()),
+            };
+            if was_current {
                 let gone = self.connection.swap(None);
+                if let Some(load) = gone.as_ref().and_then(|gone| gone.load.as_ref()) {
+                    load.on_gone();
+                }
                 let cause = cause.or_else(|| gone.as_ref()?.close_cause());
                 let is_up = cause.is_none();
                 state.lost = Some(Lost { epoch, cause, is_going_away });
@@ -384,6 +415,13 @@ impl Owner for Subchannel {
                     Some(gone) if is_up && gone.is_two_way => state.retired.replace(gone),
                     gone => gone,
                 }
+            } else if state.machine.is_connecting(epoch) {
+                let known = state.early.take().filter(|known| known.epoch == epoch);
+                let mut early = known.unwrap_or(Early { epoch, is_going_away: false, cause: None });
+                early.is_going_away |= is_going_away;
+                early.cause = early.cause.or(cause);
+                state.early = Some(early);
+                return;
             } else {
                 match &mut state.lost {
                     Some(lost) if lost.epoch == epoch => {
@@ -399,13 +437,16 @@ impl Owner for Subchannel {
         self.demand.tell();
     }
 
-    fn load(&self) -> Arc<Load> {
-        Arc::clone(&self.load)
+    fn on_runtime_ended(&self, runtime: Id) {
+        self.demand.home.on_ended(runtime);
     }
 }
 
 impl Drop for Subchannel {
     fn drop(&mut self) {
+        if let Some(load) = self.connection().as_ref().and_then(|it| it.load.as_ref()) {
+            load.on_gone();
+        }
         if let Some(connector) = self.state.get_mut().connector.take() {
             connector.abort();
         }
@@ -424,6 +465,8 @@ impl fmt::Debug for Subchannel {
 /// The task that connects.
 struct Connector {
     subchannel: Weak<Subchannel>,
+    /// Where it runs.
+    runtime: Id,
     is_done: bool,
 }
 
@@ -459,7 +502,61 @@ impl Drop for Connector {
         if !self.is_done
             && let Some(subchannel) = self.subchannel.upgrade()
         {
-            subchannel.on_connector_gone(clock::now());
+            subchannel.on_connector_gone(clock::now(), self.runtime);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::Channel;
+    use crate::client::shared::Targets;
+    use crate::server::Server;
+
+    /// It was in its place later, and looked ready until a call found out.
+    #[tokio::test]
+    async fn a_late_connection_is_not_ready() {
+        let server = Server::builder().bind("mem://subchannel-early").await.unwrap();
+        tokio::spawn(server.serve());
+        let causes =
+            [&[None][..], &[Some(CloseCause::Disconnected)], &[None, Some(CloseCause::Local)]];
+        for early in causes {
+            let channel = Channel::builder().connect_lazy("mem://subchannel-early").unwrap();
+            let Targets::One(subchannel) = &channel.shared.targets else { panic!("it has one") };
+            let epoch = {
+                let mut state = subchannel.state.lock();
+                assert!(state.machine.start(clock::now(), true));
+                let Step::Connect(epoch) = state.machine.step(clock::now(), true) else {
+                    panic!("{:?}", state.machine)
+                };
+                epoch
+            };
+            let (target, owner) = (&subchannel.target, Arc::<Subchannel>::downgrade(subchannel));
+            let connection = connect(&subchannel.options, target, epoch, owner).await.unwrap();
+            // Of an attempt before: not of this one.
+            Owner::on_lost(&**subchannel, epoch - 1, None);
+            early.iter().for_each(|cause| Owner::on_lost(&**subchannel, epoch, cause.clone()));
+            subchannel.on_outcome(epoch, Ok(connection));
+            assert!(subchannel.connection().is_none(), "{early:?}");
+            assert_eq!(subchannel.state().0, ConnectivityState::Idle, "{early:?}");
+            let cause = subchannel.close_cause();
+            assert_eq!(cause.is_some(), early.iter().any(Option::is_some), "{early:?}: {cause:?}");
+        }
+    }
+
+    /// A call that came between the look and the lock was forgotten.
+    #[tokio::test]
+    #[cfg(debug_assertions)]
+    #[should_panic = "would be forgotten"]
+    async fn who_waits_is_asked_under_a_lock() {
+        let demand = Demand::new();
+        let _waits = demand.wait(1);
+        assert!({
+            let mutex = Mutex::new(());
+            let _lock = mutex.lock();
+            demand.somebody_waits()
+        });
+        demand.somebody_waits();
     }
 }

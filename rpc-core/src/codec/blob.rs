@@ -1,13 +1,12 @@
 //! Byte strings in one piece.
 //!
-//! Owns the list of types that are encoded as bytes, not element by element, and how each comes
-//! out of a message: `[u8]`, `Vec<u8>`, `Box<[u8]>`, [`Bytes`], `Cow<[u8]>`, `[u8; N]`, references
-//! to them, `Option` and `Vec` of them. For arguments also `Cow<str>`, which serde itself would
-//! copy.
+//! Owns the list of types that are encoded as bytes, not element by element, and how each comes out
+//! of a message: `[u8]`, `Vec<u8>`, `Box<[u8]>`, [`Bytes`], `Cow<[u8]>`, `[u8; N]`, references to
+//! them, `Option` and `Vec` of them. For arguments also `Cow<str>`, which serde itself would copy.
 //!
 //! Invariants:
 //! 1. The encoding is the same as serde's own for the type (an array has no length on the wire,
-//!    whatever its size), so the two sides need not choose the same one.
+//!    whatever its size), so the two sides may choose differently.
 //! 2. Memory is reserved for at most [`MAX_RESERVED`] elements and [`MAX_RESERVED_BYTES`] before
 //!    the elements have been decoded.
 
@@ -21,10 +20,11 @@ use serde::ser::{SerializeSeq, SerializeTuple, Serializer};
 
 use crate::bulk::handoff::{self, Handed};
 use crate::codec::shape::{Put, PutShape, Take, TakeShape};
+use crate::schema::PAYLOAD;
 
-/// Most elements that memory is reserved for because of an announced count.
+/// Maximum number of elements for which memory is reserved because of an announced count.
 const MAX_RESERVED: usize = 1024;
-/// Most memory that is reserved likewise, bytes.
+/// Maximum memory reserved because of an announced count, bytes.
 const MAX_RESERVED_BYTES: usize = 64 << 10;
 /// From this length on, bytes, [`Bytes`] are passed by reference count, where the codec supports
 /// it.
@@ -145,7 +145,7 @@ impl PutBlob for Bytes {
             return serializer.serialize_bytes(self);
         }
         handoff::pass(Handed::Bulk(self.clone().into()), || {
-            serializer.serialize_newtype_struct(handoff::NAME, &Put(&**self, Blob))
+            serializer.serialize_newtype_struct(PAYLOAD, &Put(&**self, Blob))
         })
     }
 }
@@ -153,9 +153,9 @@ impl PutBlob for Bytes {
 /// A vector owned by the encoder.
 #[derive(Debug)]
 pub enum OwnedBytes {
-    /// Copied.
+    /// Sends a copy.
     Small(Vec<u8>),
-    /// Passed by reference count.
+    /// Sends the buffer itself, by reference count.
     Large(Bytes),
 }
 

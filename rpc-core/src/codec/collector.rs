@@ -3,8 +3,9 @@
 //! Owns the choice between body and tail, by size alone, and the list of byte strings that were
 //! taken, with their places. Never sends anything.
 //!
-//! Both formats encode a byte string as its length, encoded like a u64, and then its bytes. So only
-//! the length is written, as a u64, and the bytes belong where the output then ends.
+//! Both formats encode a byte string as its length, encoded like a u64, followed by its bytes. So
+//! only the length is written, as a u64, and the place of the bytes is the end of the output at
+//! that moment.
 //!
 //! Invariant: places grow, since the output does, and no part is empty.
 
@@ -12,14 +13,15 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 
 use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::read_error::ReadError;
 
 use crate::bulk::{Bulk, Copies};
 use crate::wire::{self, MAX_PARTS, Part};
 
-/// Default length, bytes, from which on byte strings are sent beside the body.
+/// Default minimum length of byte strings that are sent beside the body, bytes.
 pub(crate) const DEFAULT_MIN_PART_BYTES: usize = 8 * 1024;
 
-/// The rule for where the byte strings of a body go.
+/// Decides which byte strings leave the body.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Placement<'a> {
     /// Byte strings of at least this many bytes become parts.
@@ -58,18 +60,18 @@ impl Pool<'_> {
 }
 
 impl Placement<'_> {
-    /// Everything stays in the body.
+    /// Keeps everything in the body.
     pub(crate) const INLINE: Self = Self { min_part_bytes: usize::MAX, pool: Pool::None };
 }
 
 /// The byte strings that one encoding takes out of its body.
 pub(super) struct Collector<'a> {
     placement: Placement<'a>,
-    /// Length of the output when the value began.
+    /// Length of the output at the start of the value.
     start: usize,
     /// Length of the output, as reported by the writers.
     written: Cell<usize>,
-    // Boxed, because nearly no body needs it, and there is a collector for every body.
+    // Boxed, because few bodies need it and every body has a collector.
     taken: RefCell<Option<Box<Taken>>>,
 }
 
@@ -136,19 +138,23 @@ impl<'a> Collector<'a> {
         usize::try_from(taken).unwrap_or(usize::MAX).saturating_add(written)
     }
 
-    /// Makes what was taken the tail of `out`, with the PARTS block in front of the body.
+    /// Makes the collected byte strings the tail of `out`, with the PARTS block in front of the
+    /// body. Changes nothing if one of them cannot be read.
     #[inline]
-    pub(super) fn finish(self, out: &mut OutBuf) {
-        if let Some(taken) = self.taken.into_inner() {
-            attach(&taken, out);
+    pub(super) fn finish(self, out: &mut OutBuf) -> Result<(), ReadError> {
+        match self.taken.into_inner() {
+            None => Ok(()),
+            Some(taken) => attach(&taken, out),
         }
     }
 }
 
 #[cold]
-fn attach(taken: &[(u32, Bulk)], out: &mut OutBuf) {
-    wire::prepend_parts(out, taken.iter().map(|(at, bytes)| Part { at: *at, len: bytes.len() }));
-    for (_, bytes) in taken {
-        bytes.push_to(out);
+fn attach(taken: &[(u32, Bulk)], out: &mut OutBuf) -> Result<(), ReadError> {
+    if let Err(error) = taken.iter().try_for_each(|(_, bytes)| bytes.push_to(out)) {
+        drop(out.take_tail());
+        return Err(error);
     }
+    wire::prepend_parts(out, taken.iter().map(|(at, bytes)| Part { at: *at, len: bytes.len() }));
+    Ok(())
 }

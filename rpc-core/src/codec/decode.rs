@@ -12,8 +12,9 @@ use serde::de::{
 use super::MAX_DEPTH;
 use super::error::{CodecErrorKind, Step};
 use super::guard::Guard;
+use super::reason::Noted;
 use super::source::Source;
-use crate::bulk::handoff;
+use crate::schema::PAYLOAD;
 
 /// A seed whose value is decoded under the guard.
 pub(super) struct Seed<'g, S, P> {
@@ -36,11 +37,12 @@ impl<'de, S: DeserializeSeed<'de>, P: Source<'de>> DeserializeSeed<'de> for Seed
     #[inline]
     fn deserialize<D: Deserializer<'de>>(self, inner: D) -> Result<S::Value, D::Error> {
         let Self { seed, source, guard, depth } = self;
-        seed.deserialize(Guarded { inner, source, guard, depth })
+        seed.deserialize(Guarded { inner, source, guard, depth }).map_err(Noted::into_inner)
     }
 }
 
-/// A format's deserializer under the guard; `depth` is how many containers may still open.
+/// A format's deserializer under the guard; `depth` is the number of containers that may still
+/// open.
 struct Guarded<'g, D, P> {
     inner: D,
     source: P,
@@ -48,7 +50,7 @@ struct Guarded<'g, D, P> {
     depth: u32,
 }
 
-/// What the elements of a container are called in an error.
+/// The name of a container's elements in an error.
 #[derive(Clone, Copy)]
 enum Naming {
     Fields(&'static [&'static str]),
@@ -65,22 +67,20 @@ impl Naming {
     }
 }
 
+/// A format's deserializer, and the visitor of the container that it opens.
+type Opened<'g, D, V, P, E> = Result<(D, Contents<'g, V, P>), Noted<E>>;
+
 impl<'de, 'g, D: Deserializer<'de>, P> Guarded<'g, D, P> {
     /// Opens a container: its visitor sees one level less. `counted` containers announce their
     /// length in the message.
     #[inline]
-    fn open<V>(
-        self,
-        visitor: V,
-        naming: Naming,
-        counted: bool,
-    ) -> Result<(D, Contents<'g, V, P>), D::Error> {
+    fn open<V>(self, visitor: V, naming: Naming, counted: bool) -> Opened<'g, D, V, P, D::Error> {
         let Some(depth) = self.depth.checked_sub(1) else {
             self.guard.note(CodecErrorKind::TooDeep);
-            return Err(D::Error::custom(CodecErrorKind::TooDeep));
+            return Err(Noted(D::Error::custom(CodecErrorKind::TooDeep)));
         };
         if !self.guard.has_stack() {
-            return Err(D::Error::custom(CodecErrorKind::TooMuchStack));
+            return Err(Noted(D::Error::custom(CodecErrorKind::TooMuchStack)));
         }
         let Self { inner, source, guard, .. } = self;
         let contents = Contents { visitor, source, guard, depth, naming, counted };
@@ -88,23 +88,23 @@ impl<'de, 'g, D: Deserializer<'de>, P> Guarded<'g, D, P> {
     }
 
     #[cold]
-    fn not_self_describing(&self) -> D::Error {
+    fn not_self_describing(&self) -> Noted<D::Error> {
         self.guard.note(CodecErrorKind::NotSelfDescribing);
-        D::Error::custom(CodecErrorKind::NotSelfDescribing)
+        Noted(D::Error::custom(CodecErrorKind::NotSelfDescribing))
     }
 }
 
 macro_rules! pass_through {
     ($($method:ident => $inner:ident),* $(,)?) => {$(
         #[inline]
-        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-            self.inner.$inner(visitor)
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Noted<D::Error>> {
+            self.inner.$inner(Leaf(visitor)).map_err(Noted)
         }
     )*};
 }
 
 impl<'de, D: Deserializer<'de>, P: Source<'de>> Deserializer<'de> for Guarded<'_, D, P> {
-    type Error = D::Error;
+    type Error = Noted<D::Error>;
 
     pass_through! {
         deserialize_bool => deserialize_bool,
@@ -125,35 +125,39 @@ impl<'de, D: Deserializer<'de>, P: Source<'de>> Deserializer<'de> for Guarded<'_
     }
 
     #[inline]
-    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        self.source.text(self.inner, visitor)
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Noted<D::Error>> {
+        self.source.text(self.inner, Leaf(visitor)).map_err(Noted)
     }
 
-    // Borrowed even for owners: formats allocate for an announced length before checking it.
+    // Borrowed even when the type owns its bytes: formats allocate for an announced length before
+    // checking it.
     #[inline]
-    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        self.source.text(self.inner, visitor)
-    }
-
-    #[inline]
-    fn deserialize_bytes<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        self.source.bytes(self.inner, visitor)
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Noted<D::Error>> {
+        self.source.text(self.inner, Leaf(visitor)).map_err(Noted)
     }
 
     #[inline]
-    fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        self.source.owned_bytes(self.inner, visitor)
+    fn deserialize_bytes<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Noted<D::Error>> {
+        self.source.bytes(self.inner, Leaf(visitor)).map_err(Noted)
     }
 
-    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, D::Error> {
+    #[inline]
+    fn deserialize_byte_buf<V: Visitor<'de>>(
+        self,
+        visitor: V,
+    ) -> Result<V::Value, Noted<D::Error>> {
+        self.source.owned_bytes(self.inner, Leaf(visitor)).map_err(Noted)
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Noted<D::Error>> {
         Err(self.not_self_describing())
     }
 
-    fn deserialize_identifier<V: Visitor<'de>>(self, _: V) -> Result<V::Value, D::Error> {
+    fn deserialize_identifier<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Noted<D::Error>> {
         Err(self.not_self_describing())
     }
 
-    fn deserialize_ignored_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, D::Error> {
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Noted<D::Error>> {
         Err(self.not_self_describing())
     }
 
@@ -162,14 +166,14 @@ impl<'de, D: Deserializer<'de>, P: Source<'de>> Deserializer<'de> for Guarded<'_
         self,
         name: &'static str,
         visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        self.inner.deserialize_unit_struct(name, visitor)
+    ) -> Result<V::Value, Noted<D::Error>> {
+        self.inner.deserialize_unit_struct(name, Leaf(visitor)).map_err(Noted)
     }
 
     #[inline]
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Noted<D::Error>> {
         let (inner, contents) = self.open(visitor, Naming::Positions, false)?;
-        inner.deserialize_option(contents)
+        inner.deserialize_option(contents).map_err(Noted)
     }
 
     // A payload, which may be sent beside the body, is a newtype with a private name. It counts as
@@ -179,18 +183,18 @@ impl<'de, D: Deserializer<'de>, P: Source<'de>> Deserializer<'de> for Guarded<'_
         self,
         name: &'static str,
         visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        if name == handoff::NAME {
-            return self.source.bulk(self.inner, visitor);
+    ) -> Result<V::Value, Noted<D::Error>> {
+        if name == PAYLOAD {
+            return self.source.bulk(self.inner, visitor).map_err(Noted);
         }
         let (inner, contents) = self.open(visitor, Naming::Positions, false)?;
-        inner.deserialize_newtype_struct(name, contents)
+        inner.deserialize_newtype_struct(name, contents).map_err(Noted)
     }
 
     #[inline]
-    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Noted<D::Error>> {
         let (inner, contents) = self.open(visitor, Naming::Positions, true)?;
-        inner.deserialize_seq(contents)
+        inner.deserialize_seq(contents).map_err(Noted)
     }
 
     #[inline]
@@ -198,9 +202,9 @@ impl<'de, D: Deserializer<'de>, P: Source<'de>> Deserializer<'de> for Guarded<'_
         self,
         len: usize,
         visitor: V,
-    ) -> Result<V::Value, D::Error> {
+    ) -> Result<V::Value, Noted<D::Error>> {
         let (inner, contents) = self.open(visitor, Naming::Positions, false)?;
-        inner.deserialize_tuple(len, contents)
+        inner.deserialize_tuple(len, contents).map_err(Noted)
     }
 
     #[inline]
@@ -209,15 +213,15 @@ impl<'de, D: Deserializer<'de>, P: Source<'de>> Deserializer<'de> for Guarded<'_
         name: &'static str,
         len: usize,
         visitor: V,
-    ) -> Result<V::Value, D::Error> {
+    ) -> Result<V::Value, Noted<D::Error>> {
         let (inner, contents) = self.open(visitor, Naming::Positions, false)?;
-        inner.deserialize_tuple_struct(name, len, contents)
+        inner.deserialize_tuple_struct(name, len, contents).map_err(Noted)
     }
 
     #[inline]
-    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Noted<D::Error>> {
         let (inner, contents) = self.open(visitor, Naming::Positions, true)?;
-        inner.deserialize_map(contents)
+        inner.deserialize_map(contents).map_err(Noted)
     }
 
     #[inline]
@@ -226,9 +230,9 @@ impl<'de, D: Deserializer<'de>, P: Source<'de>> Deserializer<'de> for Guarded<'_
         name: &'static str,
         fields: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, D::Error> {
+    ) -> Result<V::Value, Noted<D::Error>> {
         let (inner, contents) = self.open(visitor, Naming::Fields(fields), false)?;
-        inner.deserialize_struct(name, fields, contents)
+        inner.deserialize_struct(name, fields, contents).map_err(Noted)
     }
 
     #[inline]
@@ -237,9 +241,9 @@ impl<'de, D: Deserializer<'de>, P: Source<'de>> Deserializer<'de> for Guarded<'_
         name: &'static str,
         variants: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, D::Error> {
+    ) -> Result<V::Value, Noted<D::Error>> {
         let (inner, contents) = self.open(visitor, Naming::Positions, false)?;
-        inner.deserialize_enum(name, variants, contents)
+        inner.deserialize_enum(name, variants, contents).map_err(Noted)
     }
 
     #[inline]
@@ -248,7 +252,7 @@ impl<'de, D: Deserializer<'de>, P: Source<'de>> Deserializer<'de> for Guarded<'_
     }
 }
 
-/// What a container holds: the visitor of a container, or the access to one, under the guard.
+/// The visitor of a container, or the access to its contents, under the guard.
 struct Contents<'g, V, P> {
     visitor: V,
     source: P,
@@ -291,24 +295,24 @@ impl<'de, V: Visitor<'de>, P: Source<'de>> Visitor<'de> for Contents<'_, V, P> {
 
     #[inline]
     fn visit_unit<E: Error>(self) -> Result<V::Value, E> {
-        self.visitor.visit_unit()
+        self.visitor.visit_unit().map_err(Noted::into_inner)
     }
 
     #[inline]
     fn visit_none<E: Error>(self) -> Result<V::Value, E> {
-        self.visitor.visit_none()
+        self.visitor.visit_none().map_err(Noted::into_inner)
     }
 
     #[inline]
     fn visit_some<D: Deserializer<'de>>(self, inner: D) -> Result<V::Value, D::Error> {
         let nested = self.nested(inner);
-        self.visitor.visit_some(nested)
+        self.visitor.visit_some(nested).map_err(Noted::into_inner)
     }
 
     #[inline]
     fn visit_newtype_struct<D: Deserializer<'de>>(self, inner: D) -> Result<V::Value, D::Error> {
         let nested = self.nested(inner);
-        self.visitor.visit_newtype_struct(nested)
+        self.visitor.visit_newtype_struct(nested).map_err(Noted::into_inner)
     }
 
     #[inline]
@@ -316,7 +320,7 @@ impl<'de, V: Visitor<'de>, P: Source<'de>> Visitor<'de> for Contents<'_, V, P> {
         let announced = inner.size_hint();
         self.check(announced)?;
         let elements = self.elements(inner, announced);
-        self.visitor.visit_seq(elements)
+        self.visitor.visit_seq(elements).map_err(Noted::into_inner)
     }
 
     #[inline]
@@ -324,14 +328,14 @@ impl<'de, V: Visitor<'de>, P: Source<'de>> Visitor<'de> for Contents<'_, V, P> {
         let announced = inner.size_hint();
         self.check(announced)?;
         let elements = self.elements(inner, announced);
-        self.visitor.visit_map(elements)
+        self.visitor.visit_map(elements).map_err(Noted::into_inner)
     }
 
     #[inline]
     fn visit_enum<A: EnumAccess<'de>>(self, inner: A) -> Result<V::Value, A::Error> {
-        let Self { source, guard, depth, .. } = self;
+        let Self { visitor, source, guard, depth, .. } = self;
         let variants = Variants { inner, source, guard, depth };
-        self.visitor.visit_enum(variants)
+        visitor.visit_enum(variants).map_err(Noted::into_inner)
     }
 }
 
@@ -348,8 +352,8 @@ struct Elements<'g, A, P> {
 }
 
 impl<'g, A, P: Copy> Elements<'g, A, P> {
-    /// Refuses elements that take too much memory, before the first one: only here their type is
-    /// known.
+    /// Refuses elements that take too much memory, before the first one: their type is known only
+    /// here.
     #[inline]
     fn check_memory<T, E: Error>(&self) -> Result<(), E> {
         if self.index > 0 || self.guard.claim_memory(self.announced, size_of::<T>()) {
@@ -364,26 +368,26 @@ impl<'g, A, P: Copy> Elements<'g, A, P> {
     }
 
     #[inline]
-    fn located<T, E>(&mut self, result: Result<T, E>) -> Result<T, E> {
+    fn located<T, E>(&mut self, result: Result<T, E>) -> Result<T, Noted<E>> {
         match result {
             Ok(value) => Ok(value),
             Err(error) => {
                 self.guard.step(self.naming.step(self.index));
-                Err(error)
+                Err(Noted(error))
             }
         }
     }
 }
 
 impl<'de, A: SeqAccess<'de>, P: Source<'de>> SeqAccess<'de> for Elements<'_, A, P> {
-    type Error = A::Error;
+    type Error = Noted<A::Error>;
 
     #[inline]
-    fn next_element_seed<S>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error>
+    fn next_element_seed<S>(&mut self, seed: S) -> Result<Option<S::Value>, Noted<A::Error>>
     where
         S: DeserializeSeed<'de>,
     {
-        self.check_memory::<S::Value, A::Error>()?;
+        self.check_memory::<S::Value, Noted<A::Error>>()?;
         let result = self.inner.next_element_seed(self.seed(seed));
         let element = self.located(result)?;
         self.index += 1;
@@ -397,24 +401,24 @@ impl<'de, A: SeqAccess<'de>, P: Source<'de>> SeqAccess<'de> for Elements<'_, A, 
 }
 
 impl<'de, A: MapAccess<'de>, P: Source<'de>> MapAccess<'de> for Elements<'_, A, P> {
-    type Error = A::Error;
+    type Error = Noted<A::Error>;
 
     #[inline]
-    fn next_key_seed<S>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error>
+    fn next_key_seed<S>(&mut self, seed: S) -> Result<Option<S::Value>, Noted<A::Error>>
     where
         S: DeserializeSeed<'de>,
     {
-        self.check_memory::<S::Value, A::Error>()?;
+        self.check_memory::<S::Value, Noted<A::Error>>()?;
         let result = self.inner.next_key_seed(self.seed(seed));
         self.located(result)
     }
 
     #[inline]
-    fn next_value_seed<S>(&mut self, seed: S) -> Result<S::Value, A::Error>
+    fn next_value_seed<S>(&mut self, seed: S) -> Result<S::Value, Noted<A::Error>>
     where
         S: DeserializeSeed<'de>,
     {
-        self.check_memory::<S::Value, A::Error>()?;
+        self.check_memory::<S::Value, Noted<A::Error>>()?;
         let result = self.inner.next_value_seed(self.seed(seed));
         let value = self.located(result)?;
         self.index += 1;
@@ -427,7 +431,7 @@ impl<'de, A: MapAccess<'de>, P: Source<'de>> MapAccess<'de> for Elements<'_, A, 
     }
 }
 
-/// Access to an enum: first which variant, then what it holds.
+/// Access to an enum: first the variant, then its contents.
 struct Variants<'g, A, P> {
     inner: A,
     source: P,
@@ -436,16 +440,16 @@ struct Variants<'g, A, P> {
 }
 
 impl<'de, 'g, A: EnumAccess<'de>, P: Source<'de>> EnumAccess<'de> for Variants<'g, A, P> {
-    type Error = A::Error;
+    type Error = Noted<A::Error>;
     type Variant = Variants<'g, A::Variant, P>;
 
     #[inline]
-    fn variant_seed<S>(self, seed: S) -> Result<(S::Value, Self::Variant), A::Error>
+    fn variant_seed<S>(self, seed: S) -> Result<(S::Value, Self::Variant), Noted<A::Error>>
     where
         S: DeserializeSeed<'de>,
     {
         let Self { inner, source, guard, depth } = self;
-        let (value, inner) = inner.variant_seed(seed)?;
+        let (value, inner) = inner.variant_seed(Key(seed)).map_err(Noted)?;
         Ok((value, Variants { inner, source, guard, depth }))
     }
 }
@@ -459,26 +463,30 @@ impl<'g, A, P: Copy> Variants<'g, A, P> {
 }
 
 impl<'de, A: VariantAccess<'de>, P: Source<'de>> VariantAccess<'de> for Variants<'_, A, P> {
-    type Error = A::Error;
+    type Error = Noted<A::Error>;
 
     #[inline]
-    fn unit_variant(self) -> Result<(), A::Error> {
-        self.inner.unit_variant()
+    fn unit_variant(self) -> Result<(), Noted<A::Error>> {
+        self.inner.unit_variant().map_err(Noted)
     }
 
     #[inline]
-    fn newtype_variant_seed<S>(self, seed: S) -> Result<S::Value, A::Error>
+    fn newtype_variant_seed<S>(self, seed: S) -> Result<S::Value, Noted<A::Error>>
     where
         S: DeserializeSeed<'de>,
     {
         let Self { inner, source, guard, depth } = self;
-        inner.newtype_variant_seed(Seed { seed, source, guard, depth })
+        inner.newtype_variant_seed(Seed { seed, source, guard, depth }).map_err(Noted)
     }
 
     #[inline]
-    fn tuple_variant<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, A::Error> {
+    fn tuple_variant<V: Visitor<'de>>(
+        self,
+        len: usize,
+        visitor: V,
+    ) -> Result<V::Value, Noted<A::Error>> {
         let contents = self.contents(visitor, Naming::Positions);
-        self.inner.tuple_variant(len, contents)
+        self.inner.tuple_variant(len, contents).map_err(Noted)
     }
 
     #[inline]
@@ -486,8 +494,88 @@ impl<'de, A: VariantAccess<'de>, P: Source<'de>> VariantAccess<'de> for Variants
         self,
         fields: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, A::Error> {
+    ) -> Result<V::Value, Noted<A::Error>> {
         let contents = self.contents(visitor, Naming::Fields(fields));
-        self.inner.struct_variant(fields, contents)
+        self.inner.struct_variant(fields, contents).map_err(Noted)
+    }
+}
+
+/// The visitor of a value without parts, whose rejection is recorded.
+struct Leaf<V>(V);
+
+macro_rules! leaves {
+    ($($method:ident: $ty:ty),* $(,)?) => {$(
+        #[inline]
+        fn $method<E: Error>(self, value: $ty) -> Result<V::Value, E> {
+            self.0.$method(value).map_err(Noted::into_inner)
+        }
+    )*};
+}
+
+impl<'de, V: Visitor<'de>> Visitor<'de> for Leaf<V> {
+    type Value = V::Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.expecting(f)
+    }
+
+    leaves! {
+        visit_bool: bool,
+        visit_i8: i8,
+        visit_i16: i16,
+        visit_i32: i32,
+        visit_i64: i64,
+        visit_i128: i128,
+        visit_u8: u8,
+        visit_u16: u16,
+        visit_u32: u32,
+        visit_u64: u64,
+        visit_u128: u128,
+        visit_f32: f32,
+        visit_f64: f64,
+        visit_char: char,
+        visit_str: &str,
+        visit_borrowed_str: &'de str,
+        visit_string: String,
+        visit_bytes: &[u8],
+        visit_borrowed_bytes: &'de [u8],
+        visit_byte_buf: Vec<u8>,
+    }
+
+    #[inline]
+    fn visit_unit<E: Error>(self) -> Result<V::Value, E> {
+        self.0.visit_unit().map_err(Noted::into_inner)
+    }
+}
+
+/// The index of a variant, whose rejection is recorded too.
+struct Key<T>(T);
+
+impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Key<S> {
+    type Value = S::Value;
+
+    #[inline]
+    fn deserialize<D: Deserializer<'de>>(self, inner: D) -> Result<S::Value, D::Error> {
+        self.0.deserialize(Key(inner)).map_err(Noted::into_inner)
+    }
+}
+
+// Formats pass a plain number.
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for Key<D> {
+    type Error = Noted<D::Error>;
+
+    #[inline]
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+        self.0.deserialize_any(Leaf(visitor)).map_err(Noted)
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option
+        unit unit_struct newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
+    }
+
+    #[inline]
+    fn is_human_readable(&self) -> bool {
+        false
     }
 }

@@ -1,7 +1,8 @@
-//! The wrapper round a format's serializer: counts, depth, and what the format cannot express.
+//! The wrapper around a format's serializer: counts, depth, and values that the format cannot
+//! express.
 //!
-//! Owns the encoding half of the codec's invariants 2 and 3, so that a value is refused where it
-//! is sent and not where it arrives.
+//! Owns the encoding half of the codec's invariants 2 and 3, so that the sender refuses a value,
+//! not the receiver.
 
 use std::fmt;
 
@@ -17,8 +18,10 @@ use super::guard::Guard;
 use super::reason::Noted;
 use crate::bulk::Bulk;
 use crate::bulk::handoff::{self, Handed};
+use crate::schema::PAYLOAD;
 
-/// A value that is encoded under the guard; `depth` is how many containers may still open.
+/// A value that is encoded under the guard; `depth` is the number of containers that may still
+/// open.
 pub(super) struct Guarded<'a, 'g, T: ?Sized> {
     value: &'a T,
     round: Round<'g>,
@@ -32,7 +35,7 @@ impl<'a, 'g, T: ?Sized> Guarded<'a, 'g, T> {
     }
 }
 
-/// What one encoding shares: its guard, and what it takes out of the body.
+/// The state shared within one encoding: its guard, and the byte strings taken out of the body.
 #[derive(Clone, Copy)]
 struct Round<'g> {
     guard: &'g Guard,
@@ -55,7 +58,7 @@ struct GuardedSerializer<'g, S> {
 }
 
 impl<'g, S: Serializer> GuardedSerializer<'g, S> {
-    /// Opens a container: what it holds sees one level less.
+    /// Opens a container: one level less remains for its contents.
     #[inline]
     fn open(self) -> Result<(S, Compound<'g, ()>), Noted<S::Error>> {
         let Some(depth) = self.depth.checked_sub(1) else {
@@ -64,7 +67,7 @@ impl<'g, S: Serializer> GuardedSerializer<'g, S> {
         Ok((self.inner, Compound { inner: (), round: self.round, depth, index: 0 }))
     }
 
-    /// Takes bytes out of the body: their length is all that is written.
+    /// Takes bytes out of the body: only their length is written.
     #[cold]
     fn take_out(self, bytes: Bulk) -> Result<S::Ok, S::Error> {
         let written = self.inner.serialize_u64(bytes.len())?;
@@ -84,11 +87,14 @@ impl<'g, S: Serializer> GuardedSerializer<'g, S> {
         if self.round.parts.takes(len) {
             self.take_out(bytes)
         } else {
-            self.inner.serialize_bytes(&bytes.contiguous())
+            match bytes.contiguous() {
+                Ok(bytes) => self.inner.serialize_bytes(&bytes),
+                Err(error) => Err(broken(self.round.guard, error.into())),
+            }
         }
     }
 
-    /// The same for a container whose length goes into the message.
+    /// Opens a container whose length is written to the message.
     #[inline]
     fn open_counted(self, len: Option<usize>) -> Result<(S, Compound<'g, ()>), Noted<S::Error>> {
         let Some(len) = len else {
@@ -157,7 +163,7 @@ impl<'g, S: Serializer> Serializer for GuardedSerializer<'g, S> {
         written.map_err(Noted)
     }
 
-    // Opened although nothing is inside: the decoder opens before it can know.
+    // Opened even if it is empty: the decoder opens it before it can know.
     #[inline]
     fn serialize_none(self) -> Result<S::Ok, Noted<S::Error>> {
         self.open()?.0.serialize_none().map_err(Noted)
@@ -184,15 +190,15 @@ impl<'g, S: Serializer> Serializer for GuardedSerializer<'g, S> {
         inner.serialize_some(&compound.nested(value)).map_err(Noted)
     }
 
-    // A payload, which may travel beside the body, is a newtype under a private name. It is bytes
-    // and no container.
+    // A payload, which may be sent beside the body, is a newtype with a private name. It counts as
+    // bytes, not as a container.
     #[inline]
     fn serialize_newtype_struct<T: Serialize + ?Sized>(
         self,
         name: &'static str,
         value: &T,
     ) -> Result<S::Ok, Noted<S::Error>> {
-        if name == handoff::NAME
+        if name == PAYLOAD
             && let Some(Handed::Bulk(bytes)) = handoff::take()
         {
             return self.bulk(bytes).map_err(Noted);
@@ -304,7 +310,7 @@ impl<'g, C> Compound<'g, C> {
         Guarded { value, round: self.round, depth: self.depth }
     }
 
-    /// Counts an element that was written, or notes where it failed.
+    /// Counts a written element, or records where it failed.
     #[inline]
     fn element<E>(&mut self, result: Result<(), E>) -> Result<(), E> {
         if result.is_err() {
@@ -372,8 +378,13 @@ macro_rules! named {
                 self.field(name, result).map_err(Noted)
             }
 
+            // Both formats encode `None`, an empty list, map or string, false and 0 as one zero
+            // byte.
             fn skip_field(&mut self, name: &'static str) -> Result<(), Self::Error> {
-                Err(self.skipped(name))
+                if !self.round.guard.leave_out(name) {
+                    return Err(self.skipped(name));
+                }
+                self.inner.serialize_field(name, &0_u8).map_err(Noted)
             }
 
             #[inline]

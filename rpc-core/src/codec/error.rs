@@ -2,14 +2,17 @@
 
 use std::fmt;
 
-use super::{Codec, MAX_DEPTH};
+use rpc_transport::message::read_error::ReadError;
 
-/// Most stack that decoding a message may have used when a container opens, bytes. Half of what a
-/// thread has that others than its program's main function run on (2 MiB) is left to the caller,
-/// and a quarter to the container.
+use super::{Codec, MAX_DEPTH};
+use crate::status::{Code, Status};
+use crate::text::printable;
+
+/// Maximum stack that decoding a message may have used when a container opens, bytes. Of the 2 MiB
+/// of a spawned thread this leaves half to the caller and a quarter to the container.
 pub(super) const MAX_STACK_BYTES: usize = 512 << 10;
 
-/// Which rule a value or a message broke.
+/// The rule that a value or a message broke.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CodecErrorKind {
@@ -26,7 +29,7 @@ pub enum CodecErrorKind {
         /// The codec.
         codec: Codec,
     },
-    /// Bytes are left over: the two sides disagree about the type.
+    /// Bytes are left over: the two ends disagree about the type.
     #[error("{count} bytes are left over after the value")]
     TrailingBytes {
         /// Number of bytes left over.
@@ -34,8 +37,8 @@ pub enum CodecErrorKind {
     },
     /// Sequences and maps have more elements than the message has bytes.
     #[error(
-        "sequences hold more elements than the message has bytes ({limit}); elements that take no \
-         bytes cannot be sent"
+        "sequences claim more elements than the message has bytes ({limit}); elements that are \
+         encoded in no bytes cannot be sent"
     )]
     TooManyElements {
         /// Length of the message, bytes.
@@ -46,52 +49,60 @@ pub enum CodecErrorKind {
     TooDeep,
     /// A recursive value whose decoding would take too much of the thread's stack.
     #[error(
-        "decoding it takes more than {} KiB of stack: it nests too deeply for the size of its types; \
-         box what is large in them",
+        "decoding takes more than {} KiB of stack: the value nests too deeply for the size of its \
+         types; box their large fields",
         MAX_STACK_BYTES / 1024
     )]
     TooMuchStack,
     /// Elements of sequences and maps take much more memory than the message has bytes.
     #[error(
-        "elements of sequences take more than the {limit} bytes of memory that a message of this \
-         length may take; box what is large in them, or send fewer"
+        "the elements of sequences take more than the {limit} bytes of memory allowed for a \
+         message of this length; box their large fields, or send fewer elements"
     )]
     TooMuchMemory {
-        /// Most memory for this message, bytes.
+        /// Maximum memory for this message, bytes.
         limit: usize,
     },
-    /// A field was left out (`skip_serializing_if`): the format has no place to say so.
-    #[error("a field is left out (serde's skip_serializing_if), which this format cannot express")]
+    /// `skip_serializing_if` omitted a field whose value may not be encoded as one zero byte: the
+    /// format cannot express the omission.
+    #[error(
+        "serde's skip_serializing_if omits a field whose value may be something other than `None`, \
+         empty, 0 or false, which this format cannot express; remove the attribute"
+    )]
     SkippedField,
     /// A sequence or map of unknown length (`serde(flatten)`, or an iterator).
     #[error(
         "a sequence or map of unknown length (serde's flatten), which this format cannot express"
     )]
     UnknownLength,
-    /// The type asks the format what comes next (`serde(untagged)`, `serde(tag)`, `flatten`).
+    /// The type needs a self-describing format (`serde(untagged)`, `serde(tag)`, `flatten`).
     #[error(
         "the type needs a self-describing format (serde's untagged, tag or flatten), which this \
          one is not"
     )]
     NotSelfDescribing,
-    /// A payload too long to be held in memory whole, in a type that does not read it as a stream.
+    /// A payload too long to be held in memory as a whole, in a type that does not read it as a
+    /// stream.
     #[error(
-        "payloads of {bytes} bytes are longer than the `assembly_bytes` of the end that receives them, \
-         which therefore takes them only as one `BulkReader`; take them as that, or raise that end's \
+        "payloads of {bytes} bytes exceed the receiver's `assembly_bytes`, so it accepts them only \
+         as a single `BulkReader`; take a `BulkReader` there, or raise the receiver's \
          `LinkConfig::assembly_bytes`"
     )]
     StillArriving {
         /// Their length.
         bytes: u64,
     },
+    /// A payload of the value or of the message that cannot be read.
+    #[error(transparent)]
+    Unreadable(#[from] ReadError),
     /// The value's own `Serialize` failed.
-    #[error("{reason}")]
+    #[error("{}", printable(.reason))]
     Unencodable {
         /// Its message.
         reason: String,
     },
     /// The bytes are not an encoding of the type.
-    #[error("{reason}")]
+    #[error("{}", printable(.reason))]
     Malformed {
         /// The format's message.
         reason: String,
@@ -99,7 +110,7 @@ pub enum CodecErrorKind {
 }
 
 impl CodecErrorKind {
-    /// Whether the cause may be that the two ends have different types of the same name.
+    /// Whether the cause may be a different definition of the type at the two ends.
     pub(crate) fn may_come_from_other_types(&self) -> bool {
         match self {
             Self::TrailingBytes { .. }
@@ -114,13 +125,21 @@ impl CodecErrorKind {
             | Self::UnknownLength
             | Self::NotSelfDescribing
             | Self::StillArriving { .. }
+            | Self::Unreadable(_)
             | Self::Unencodable { .. } => false,
         }
     }
 
-    /// Whether the decoding end refused it because of one of its limits.
-    pub(crate) fn is_limit(&self) -> bool {
-        matches!(self, Self::TooMuchStack | Self::TooMuchMemory { .. } | Self::StillArriving { .. })
+    /// The code of a call that failed for this reason; `otherwise`, unless the reason is a limit of
+    /// the decoder or a payload that cannot be read.
+    pub(crate) fn code_or(&self, otherwise: Code) -> Code {
+        match self {
+            Self::TooMuchStack | Self::TooMuchMemory { .. } | Self::StillArriving { .. } => {
+                Code::ResourceExhausted
+            }
+            Self::Unreadable(error) => Status::from(*error).code(),
+            _ => otherwise,
+        }
     }
 }
 
@@ -147,7 +166,7 @@ impl CodecError {
         Self(Box::new(Inner { kind, path }))
     }
 
-    /// Which rule was broken.
+    /// The broken rule.
     #[must_use]
     pub fn kind(&self) -> &CodecErrorKind {
         &self.0.kind
@@ -169,7 +188,7 @@ impl CodecError {
     }
 }
 
-/// Longest path that is rendered in full, steps.
+/// Maximum length of a path that is shown in full, steps.
 const MAX_STEPS: usize = 16;
 
 fn render(path: &[Step], arguments: Option<&[&str]>) -> String {

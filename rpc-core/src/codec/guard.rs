@@ -1,18 +1,23 @@
 //! The limits of one encoding or decoding.
 //!
-//! Owns the budgets of elements, memory and stack and, after a failure, which rule was broken and
-//! where. Lives on the stack of one call: stack use is measured from its address. Allocates only on
-//! failure.
+//! Owns the budgets of elements, memory and stack and, after a failure, the broken rule and the
+//! path to it. Lives on the stack of one call: stack use is measured from its address. Allocates
+//! only on failure.
 
 use std::cell::Cell;
 
 use super::error::{CodecErrorKind, MAX_STACK_BYTES, Step};
 
-/// Memory that the elements of a message may take for each of its bytes, bytes: an empty `String`
-/// of one byte takes 24.
+/// Memory that the elements of a message may take per byte of the message, bytes: an empty
+/// `String`, one byte on the wire, takes 24.
 const MEMORY_PER_BYTE: usize = 64;
-/// Memory that elements may take however short the message is, bytes.
+/// Memory that elements may take in a message of any length, bytes.
 const FREE_MEMORY_BYTES: usize = 16 << 20;
+
+/// The limit of an encoding that may omit fields.
+const LEAVES_OUT: usize = usize::MAX - 1;
+/// Added to the claimed elements when a field was omitted: such an encoding is checked again.
+const HAS_LEFT_OUT: usize = 1 << (usize::BITS - 2);
 
 /// Budget and diagnosis of one encoding or decoding.
 pub(super) struct Guard {
@@ -20,23 +25,50 @@ pub(super) struct Guard {
     claimed: Cell<usize>,
     /// Bytes of memory that elements take, without what they own on the heap.
     memory: Cell<usize>,
-    // Boxed, because nearly no message needs it, and a guard is made for every message.
+    // Boxed, because few messages need it and every message has a guard.
     diagnosis: Cell<Option<Box<Diagnosis>>>,
 }
 
-/// What went wrong, and where.
+/// What failed, and where.
 #[derive(Default)]
 struct Diagnosis {
     broken: Option<CodecErrorKind>,
+    /// The omitted fields.
+    left_out: Vec<&'static str>,
     /// Innermost step first.
     path: Vec<Step>,
 }
 
 impl Guard {
     /// A guard for encoding: the budget, the number of bytes written, is known only at the end.
+    /// `may` is whether fields can be omitted at all (serde's `skip_serializing_if`).
     #[inline]
-    pub(super) fn for_encoding() -> Self {
-        Self::for_decoding(usize::MAX)
+    pub(super) fn for_encoding(may_leave_out: bool) -> Self {
+        Self::for_decoding(if may_leave_out { LEAVES_OUT } else { usize::MAX })
+    }
+
+    /// Records that a field is omitted; false if it must not be.
+    #[cold]
+    pub(super) fn leave_out(&self, field: &'static str) -> bool {
+        if self.limit != LEAVES_OUT {
+            return false;
+        }
+        self.claimed.set(self.claimed.get() | HAS_LEFT_OUT);
+        self.diagnose(|diagnosis| diagnosis.left_out.push(field));
+        true
+    }
+
+    /// Whether `claimed` is within `limit`, for an encoding that may have omitted fields: each must
+    /// be one that `may` be omitted.
+    #[cold]
+    pub(super) fn fits(&self, limit: usize, may: impl Fn(&str) -> bool) -> bool {
+        let mut refused = None;
+        self.diagnose(|diagnosis| refused = diagnosis.left_out.iter().copied().find(|it| !may(it)));
+        if let Some(field) = refused {
+            self.note(CodecErrorKind::SkippedField);
+            self.step(Step::Field(field));
+        }
+        refused.is_none() && self.claimed() & !HAS_LEFT_OUT <= limit
     }
 
     /// A guard for decoding: at most as many elements as the message has bytes.
@@ -115,7 +147,7 @@ impl Guard {
     /// The recorded rule, if any, and the path to what failed, outermost step first.
     #[cold]
     pub(super) fn into_diagnosis(self) -> (Option<CodecErrorKind>, Vec<Step>) {
-        let Diagnosis { broken, mut path } = *self.diagnosis.into_inner().unwrap_or_default();
+        let Diagnosis { broken, mut path, .. } = *self.diagnosis.into_inner().unwrap_or_default();
         path.reverse();
         (broken, path)
     }

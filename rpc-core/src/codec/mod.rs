@@ -6,7 +6,7 @@
 //!
 //! Both formats run behind the same two wrappers (`encode`, `decode`), which enforce the
 //! invariants. The wrappers also move byte strings from the body to the message's tail and back
-//! (`collector`, `source`); joined, body and tail are always what the format alone gives.
+//! (`collector`, `source`); joined, body and tail are always exactly the output of the format.
 //!
 //! Invariants:
 //! 1. A message is decoded to its last byte: trailing bytes are refused.
@@ -18,10 +18,10 @@
 //! 4. A failed encoding leaves the output as it was.
 //! 5. Strings and byte strings are borrowed from the message and copied by the type that wants to
 //!    own them, after their length has been checked.
-//! 6. Which byte strings the sender took out of the body makes no difference to the value, only to
-//!    how often its bytes are copied.
+//! 6. The value does not depend on which byte strings the sender took out of the body; only the
+//!    number of copies does.
 //! 7. The elements of all sequences and maps of a message take at most 64 bytes of memory for each
-//!    of its bytes, plus 16 MiB, not counting what they own on the heap. Without this limit an
+//!    of its bytes, plus 16 MiB, not counting what they own on the heap. Without this limit, an
 //!    element of one byte on the wire could take a kilobyte of memory.
 
 // Without any codec, only the one error below is reported, not the warnings that follow from it.
@@ -55,17 +55,18 @@ pub use self::scratch::Scratch;
 #[doc(hidden)]
 pub use self::source::Tail;
 use self::source::{Cursor, Plain};
+use crate::method::MethodDescriptor;
 
 #[cfg(not(any(feature = "bincode", feature = "postcard")))]
 compile_error!("rpc-over-rdma needs a codec: enable the feature `bincode` or `postcard`");
 
-/// Deepest nesting of containers (structs, enums, options, sequences, maps) in a message. Bounds
-/// the stack that a peer can make a decoder of recursive types use.
+/// Maximum nesting of containers (structs, enums, options, sequences, maps) in a message. Bounds
+/// the stack that a peer can make the decoder of a recursive type use.
 pub const MAX_DEPTH: u32 = 128;
 
-/// A serialisation format. The id travels with every message.
+/// A serialization format. Its id is sent with every message.
 ///
-/// A codec that this build lacks is still a value of this type: using it is an error that names
+/// A codec that is not compiled in is still a value of this type: using it is an error that names
 /// the cargo feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -108,7 +109,7 @@ impl Codec {
         }
     }
 
-    /// Whether this build can use it.
+    /// Whether it is compiled in.
     #[must_use]
     pub const fn is_compiled_in(self) -> bool {
         match self {
@@ -117,7 +118,7 @@ impl Codec {
         }
     }
 
-    /// The name, which is also that of the cargo feature.
+    /// The name of the codec and of its cargo feature.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -129,33 +130,35 @@ impl Codec {
     /// Appends the encoding of `value` to `out`; on failure `out` is as before.
     ///
     /// # Errors
-    /// A value that breaks a rule above, or whose own `Serialize` fails.
+    /// The value breaks a rule above, or its `Serialize` fails.
     #[inline]
     pub fn encode<T>(&self, value: &T, out: &mut OutBuf) -> Result<(), CodecError>
     where
         T: Serialize + ?Sized,
     {
-        self.encode_body(value, out, Placement::INLINE)
+        self.encode_body(value, out, Placement::INLINE, Whole)
     }
 
-    /// Encodes `value` as the body of a message, which `out` is to become. Large byte strings
-    /// become its tail, with a PARTS block in front of the body.
+    /// Encodes `value` into `out` as the body of a message. Large byte strings become its tail,
+    /// with a PARTS block in front of the body.
     ///
     /// # Errors
     /// As [`Codec::encode`].
-    // Inlined where the values of a type are sent.
+    // Inlined into the code that sends values of the type.
     #[inline(always)]
-    pub(crate) fn encode_body<T>(
+    pub(crate) fn encode_body<T, A>(
         &self,
         value: &T,
         out: &mut OutBuf,
         placement: Placement<'_>,
+        absent: A,
     ) -> Result<(), CodecError>
     where
         T: Serialize + ?Sized,
+        A: Absent,
     {
         let before = out.len();
-        let guard = Guard::for_encoding();
+        let guard = Guard::for_encoding(A::IS_KNOWN);
         // The writers count from the start of the buffer, not of the message.
         let parts = Collector::new(placement, out.as_vec_mut().len());
         let guarded = encode::Guarded::new(value, &guard, &parts);
@@ -169,9 +172,14 @@ impl Codec {
         };
         let written = out.len() - before;
         match result {
-            Ok(()) if guard.claimed() <= written || guard.claimed() <= parts.total(written) => {
-                parts.finish(out);
-                Ok(())
+            Ok(())
+                if guard.claimed() <= written
+                    || guard.fits(parts.total(written), |field| absent.may_be(field)) =>
+            {
+                parts.finish(out).map_err(|error| {
+                    out.truncate(before);
+                    CodecErrorKind::from(error).into()
+                })
             }
             failed => {
                 out.truncate(before);
@@ -184,7 +192,7 @@ impl Codec {
     /// Decodes a value that may borrow from `bytes`.
     ///
     /// # Errors
-    /// Bytes that break a rule above, or are no encoding of a `T`.
+    /// The bytes break a rule above, or are not the encoding of a `T`.
     #[inline]
     pub fn decode<'a, T: Deserialize<'a>>(&self, bytes: &'a [u8]) -> Result<T, CodecError> {
         self.decode_seed(std::marker::PhantomData, bytes)
@@ -194,7 +202,7 @@ impl Codec {
     ///
     /// # Errors
     /// As [`Codec::decode`].
-    // Inlined where the values of a type arrive.
+    // Inlined into the code that receives values of the type.
     #[inline(always)]
     pub fn decode_seed<'a, S>(&self, seed: S, bytes: &'a [u8]) -> Result<S::Value, CodecError>
     where
@@ -214,8 +222,8 @@ impl Codec {
     }
 
     /// Decodes a value from a message with a tail: `message` is its PARTS block and body, as
-    /// `wire::parse_with_tail` has judged them. The value may borrow from the message, and from
-    /// copies that `scratch` keeps.
+    /// checked by `wire::parse_with_tail`. The value may borrow from the message, and from copies
+    /// that `scratch` keeps.
     ///
     /// # Errors
     /// As [`Codec::decode`].
@@ -245,16 +253,45 @@ impl Codec {
         match result {
             Ok(value) if cursor.left_bytes() == 0 => Ok(value),
             Ok(_) => Err(trailing(cursor.left_bytes())),
-            Err(_) if cursor.must_arrive() => {
-                let kind = CodecErrorKind::StillArriving { bytes: cursor.tail_bytes() };
-                Err(CodecError::new(kind, guard.into_diagnosis().1))
-            }
-            Err(reason) if cursor.must_join() => match cursor.join() {
-                Some(joined) => self.decode_seed(seed, joined),
-                None => Err(malformed(guard, reason)),
+            Err(reason) => match cursor.refusal() {
+                Some(kind) => Err(CodecError::new(kind, guard.into_diagnosis().1)),
+                None => match cursor.must_join().then(|| cursor.join()).flatten() {
+                    Some(joined) => self.decode_seed(seed, joined?),
+                    None => Err(malformed(guard, reason)),
+                },
             },
-            Err(reason) => Err(malformed(guard, reason)),
         }
+    }
+}
+
+/// The fields that may be omitted from a value (serde's `skip_serializing_if`): those whose omitted
+/// value is encoded as one zero byte. Looked up only when a field was omitted.
+pub(crate) trait Absent {
+    /// Whether anything is known about them; if not, none may be omitted.
+    const IS_KNOWN: bool;
+
+    /// Whether fields of that name may be omitted.
+    fn may_be(&self, field: &str) -> bool;
+}
+
+/// No field may be omitted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Whole;
+
+impl Absent for Whole {
+    const IS_KNOWN: bool = false;
+
+    fn may_be(&self, _: &str) -> bool {
+        false
+    }
+}
+
+impl Absent for &'static MethodDescriptor {
+    const IS_KNOWN: bool = true;
+
+    #[cold]
+    fn may_be(&self, field: &str) -> bool {
+        self.schema().is_some_and(|schema| schema.may_leave_out(field))
     }
 }
 
@@ -264,7 +301,7 @@ fn unencodable(guard: Guard, failed: Result<(), String>, limit: usize) -> CodecE
     let (broken, path) = guard.into_diagnosis();
     let refusal = reason::take();
     let kind = match failed {
-        Ok(()) => CodecErrorKind::TooManyElements { limit },
+        Ok(()) => broken.unwrap_or(CodecErrorKind::TooManyElements { limit }),
         Err(reason) => {
             let reason = refusal.unwrap_or(reason);
             broken.unwrap_or(CodecErrorKind::Unencodable { reason })
@@ -273,9 +310,9 @@ fn unencodable(guard: Guard, failed: Result<(), String>, limit: usize) -> CodecE
     CodecError::new(kind, path)
 }
 
-/// Why a value was not decoded.
+/// Why decoding failed.
 enum Undecoded {
-    /// So many bytes are left.
+    /// The number of bytes left over.
     Trailing(usize),
     Malformed(String),
 }
@@ -295,6 +332,8 @@ fn trailing(count: usize) -> CodecError {
 
 #[cold]
 fn malformed(guard: Guard, reason: String) -> CodecError {
+    // A later failure must not report this reason.
+    drop(self::reason::take());
     let (broken, path) = guard.into_diagnosis();
     CodecError::new(broken.unwrap_or(CodecErrorKind::Malformed { reason }), path)
 }
@@ -346,8 +385,8 @@ mod with_bincode {
         }
     }
 
-    /// The decoder of owned values, as only that one takes a reader: what is borrowed comes from
-    /// the cursor itself.
+    /// The decoder of owned values, the only one that takes a reader: borrowed values come from the
+    /// cursor itself.
     pub(super) fn decode_parts<'a, S>(seed: S, cursor: &Cursor<'a>) -> Result<S::Value, String>
     where
         S: DeserializeSeed<'a>,
@@ -384,7 +423,7 @@ mod with_bincode {
             DecodeError::Utf8 { .. } => "a string is not UTF-8".to_owned(),
             DecodeError::InvalidBooleanValue(byte) => format!("{byte} is not a bool"),
             DecodeError::InvalidCharEncoding(_) => "a char is not UTF-8".to_owned(),
-            DecodeError::UnexpectedVariant { found, .. } => format!("{found} is no variant"),
+            DecodeError::UnexpectedVariant { found, .. } => format!("{found} is not a variant"),
             DecodeError::InvalidIntegerType { .. } => "an integer is too large".to_owned(),
             other => format!("{other:?}"),
         }
@@ -399,7 +438,7 @@ mod with_postcard {
     use serde::Serialize;
     use serde::de::DeserializeSeed;
 
-    use super::{Collector, Cursor, Undecoded};
+    use super::{Collector, Cursor, Undecoded, reason};
 
     struct VecFlavor<'a>(&'a mut Vec<u8>, &'a Collector<'a>);
 
@@ -425,8 +464,8 @@ mod with_postcard {
         }
     }
 
-    /// A slice that gives no size hint, so that a sequence reports its announced length whatever
-    /// remains: the guard judges it, by the same rule for every codec.
+    /// A slice without a size hint, so that a sequence reports its announced length however many
+    /// bytes remain: the guard checks it, by the same rule for every codec.
     struct SliceFlavor<'a>(&'a [u8]);
 
     impl<'a> de_flavors::Flavor<'a> for SliceFlavor<'a> {
@@ -459,8 +498,7 @@ mod with_postcard {
         out: &mut Vec<u8>,
         parts: &Collector<'_>,
     ) -> Result<(), String> {
-        postcard::serialize_with_flavor(value, VecFlavor(out, parts))
-            .map_err(|error| reason(&error))
+        postcard::serialize_with_flavor(value, VecFlavor(out, parts)).map_err(|error| text(&error))
     }
 
     struct CursorFlavor<'de>(Rc<Cursor<'de>>);
@@ -490,7 +528,7 @@ mod with_postcard {
         S: DeserializeSeed<'a>,
     {
         let mut deserializer = Deserializer::from_flavor(CursorFlavor(cursor));
-        seed.deserialize(&mut deserializer).map_err(|error| reason(&error))
+        seed.deserialize(&mut deserializer).map_err(|error| text(&error))
     }
 
     #[inline(always)]
@@ -498,7 +536,7 @@ mod with_postcard {
     where
         S: DeserializeSeed<'a>,
     {
-        let malformed = |error| Undecoded::Malformed(reason(&error));
+        let malformed = |error| Undecoded::Malformed(text(&error));
         let mut deserializer = Deserializer::from_flavor(SliceFlavor(bytes));
         let value = seed.deserialize(&mut deserializer).map_err(malformed)?;
         match deserializer.finalize().map_err(malformed)? {
@@ -508,14 +546,15 @@ mod with_postcard {
     }
 
     #[cold]
-    fn reason(error: &Error) -> String {
+    fn text(error: &Error) -> String {
         match error {
             Error::DeserializeUnexpectedEnd => "the message ends too early".to_owned(),
             Error::DeserializeBadUtf8 => "a string is not UTF-8".to_owned(),
             Error::DeserializeBadVarint => "an integer is too large".to_owned(),
-            Error::SerdeSerCustom => "the type refuses the value".to_owned(),
+            Error::SerdeSerCustom => "the type rejects the value".to_owned(),
+            // This format drops the reason.
             Error::SerdeDeCustom => {
-                "the type refuses the value (this format drops the reason)".to_owned()
+                reason::take().unwrap_or_else(|| "the type rejects the value".to_owned())
             }
             other => other.to_string(),
         }

@@ -1,4 +1,4 @@
-//! Whatever is taken out of a body, by this encoder or by any other, the value is the same.
+//! The value does not depend on what an encoder, this one or any other, takes out of the body.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -8,6 +8,7 @@ use bytes::Bytes;
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 use rpc_transport::message::payload::Payload;
+use rpc_transport::message::read_error::ReadError;
 use serde::{Deserialize, Serialize};
 
 use super::*;
@@ -26,15 +27,15 @@ fn body<T: Serialize>(
     placement: Placement<'_>,
 ) -> Result<OutBuf, CodecError> {
     let mut out = OutBuf::new();
-    codec.encode_body(value, &mut out, placement).map(|()| out)
+    codec.encode_body(value, &mut out, placement, Whole).map(|()| out)
 }
 
-/// Every way in which bytes lie in a type, and others between them.
+/// All positions of byte strings in a type, with other values between them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 enum Tree {
     Bulk(Bulk),
     Bytes(Bytes),
-    /// Element by element: no byte string in the format's eyes.
+    /// Element by element: for the format this is not a byte string.
     Vec(Vec<u8>),
     Text(String),
     Number(u64),
@@ -74,7 +75,7 @@ fn plain<T: Serialize>(codec: Codec, value: &T) -> Vec<u8> {
     out.to_vec()
 }
 
-/// Head and tail, as a receiver gets them.
+/// Head and tail, as received.
 fn sent(out: &OutBuf) -> (Vec<u8>, Vec<u8>) {
     let mut tail = Vec::new();
     for part in out.tail() {
@@ -83,7 +84,7 @@ fn sent(out: &OutBuf) -> (Vec<u8>, Vec<u8>) {
     (out.to_vec(), tail)
 }
 
-/// Head and tail with everything in its place again.
+/// Head and tail, joined again.
 fn joined(head: &[u8], tail: &[u8]) -> Vec<u8> {
     if tail.is_empty() {
         return head.to_vec();
@@ -101,7 +102,7 @@ fn joined(head: &[u8], tail: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Decodes with the tail kept by the message, and with it given.
+/// Decodes with the tail kept by the message, and with the tail owned by the decoder.
 fn decoded<T, H>(codec: Codec, shape: H, head: &[u8], tail: &[u8]) -> [Result<T, CodecError>; 2]
 where
     H: for<'de> crate::codec::shape::TakeShape<'de, T>,
@@ -117,7 +118,7 @@ where
     [kept, codec.decode_parts(Take::new(shape), head, given, &scratch)]
 }
 
-/// Takes spans out of `bytes`: `cuts` are lengths, of what stays and what goes in turn.
+/// Takes spans out of `bytes`: `cuts` are the lengths of the spans that stay and go, in turn.
 fn cut(bytes: &[u8], cuts: &[usize]) -> (Vec<u8>, Vec<u8>) {
     let (mut body, mut tail, mut parts) = (OutBuf::new(), Vec::new(), Vec::new());
     let mut rest = bytes;
@@ -167,7 +168,7 @@ proptest! {
         }
     }
 
-    /// No bytes whatever make the two ways differ, panic, or read what is not there.
+    /// For arbitrary bytes the two methods agree, and neither panics nor reads out of bounds.
     #[test]
     fn garbage_is_refused_wherever_it_lies(
         bytes in vec(any::<u8>(), 0..80),
@@ -183,7 +184,7 @@ proptest! {
     }
 
     #[test]
-    fn borrowed_values_are_the_same_from_body_and_tail(
+    fn borrowed_values_agree_in_body_and_tail(
         one in vec(any::<u8>(), 0..40),
         text in "[a-z]{0,30}",
         cuts in vec(0..40_usize, 0..8),
@@ -229,9 +230,9 @@ fn a_part_reaches_its_owner_without_a_copy() {
     }
 }
 
-/// An argument cost its receiver twice its size, where a result cost once.
+/// Regression: an argument took twice its size at the receiver, a result once.
 #[test]
-fn a_byte_string_that_is_an_argument_is_what_arrived() {
+fn an_argument_is_the_received_byte_string() {
     use crate::__private::{MethodDescriptor, Request, Seeds, seed, split};
     use crate::context::Context;
     use rpc_transport::message::received::Message;
@@ -261,6 +262,42 @@ fn a_byte_string_that_is_an_argument_is_what_arrived() {
 }
 
 #[test]
+fn a_message_with_unreadable_bytes_is_refused() {
+    fn refused<T, H>(codec: Codec, shape: H, head: &[u8], tail: u64)
+    where
+        H: for<'de> crate::codec::shape::TakeShape<'de, T> + Copy,
+    {
+        let scratch = Scratch::new();
+        let payload = Payload::unreadable(usize::try_from(tail).unwrap());
+        for tail in [Tail::Kept(&payload), Tail::Given(Bulk::from(payload.clone()))] {
+            let decoded = codec.decode_parts(Take::<T, H>::new(shape), head, tail, &scratch);
+            let Err(error) = decoded else { panic!("{codec:?} reads what cannot be read") };
+            assert_eq!(*error.kind(), CodecErrorKind::Unreadable(ReadError::Forked));
+        }
+    }
+
+    let unreadable = || Bulk::from(Payload::unreadable(100));
+    for codec in codecs() {
+        let (head, tail) = in_parts(codec, &(Bulk::from(vec![7; 100]), Bulk::from(vec![8; 50])));
+        refused::<(Vec<u8>, Bulk), _>(codec, (Blob, PlainShape), &head, tail.len() as u64);
+        // Joined first.
+        refused::<(Vec<u8>, String), _>(codec, PlainShape, &head, tail.len() as u64);
+        let (head, tail) = in_parts(codec, &(Bulk::from(vec![7; 100]),));
+        refused::<(Vec<u8>,), _>(codec, (Blob,), &head, tail.len() as u64);
+        for min_part_bytes in [50, usize::MAX] {
+            let placement = Placement { min_part_bytes, pool: Pool::None };
+            let mut out = OutBuf::new();
+            out.extend_from_slice(b"before");
+            let value = (Bulk::from(vec![7; 200]), unreadable());
+            let failed = codec.encode_body(&value, &mut out, placement, Whole);
+            let kind = failed.unwrap_err().kind().clone();
+            assert_eq!(kind, CodecErrorKind::Unreadable(ReadError::Forked));
+            assert_eq!((&*out, out.tail_len()), (&b"before"[..], 0));
+        }
+    }
+}
+
+#[test]
 fn bytes_are_taken_by_reference_count() {
     for codec in codecs() {
         let bytes = Bytes::from(vec![9; 8192]);
@@ -274,7 +311,7 @@ fn bytes_are_taken_by_reference_count() {
 }
 
 #[test]
-fn what_is_borrowed_from_a_private_tail_lies_in_it() {
+fn borrowed_values_lie_in_a_private_tail() {
     for codec in codecs() {
         let (head, tail) = in_parts(codec, &(Bulk::from(vec![1; 50]), Bulk::from(vec![2; 60])));
         let (payload, scratch) = (Payload::private(tail), Scratch::new());
@@ -290,7 +327,7 @@ fn what_is_borrowed_from_a_private_tail_lies_in_it() {
     }
 }
 
-/// More borrowed parts than are copied one by one.
+/// More borrowed parts than are copied individually.
 #[test]
 fn many_borrowed_parts_are_put_together() {
     for codec in codecs() {
@@ -307,7 +344,7 @@ fn many_borrowed_parts_are_put_together() {
 }
 
 #[test]
-fn no_more_parts_are_made_than_a_message_may_have() {
+fn the_number_of_parts_is_limited() {
     for codec in codecs() {
         let value = vec![Bulk::from(vec![3; 10]); 5000];
         let (head, tail) = in_parts(codec, &value);
@@ -319,7 +356,7 @@ fn no_more_parts_are_made_than_a_message_may_have() {
 }
 
 #[test]
-fn trailing_bytes_and_missing_ones_are_refused_in_the_tail_too() {
+fn a_tail_of_the_wrong_length_is_refused() {
     for codec in codecs() {
         let (head, tail) = in_parts(codec, &(5_u8, Bulk::from(vec![7; 100])));
         let longer = [&head[..], &[0, 0]].concat();
@@ -347,9 +384,10 @@ fn a_failed_encoding_leaves_no_tail() {
     }
 }
 
-/// A value may encode another on the way, and fail: the payload that was named is still its own.
+/// A value may encode another one while it is encoded, and fail: the payload still belongs to the
+/// first.
 #[test]
-fn a_serializer_within_a_serializer_takes_nothing_of_the_other() {
+fn nested_serializers_do_not_interfere() {
     thread_local!(static INNER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) });
     struct Outer;
     impl Serialize for Outer {

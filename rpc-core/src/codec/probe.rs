@@ -71,7 +71,7 @@ impl Probe<Vec<u8>> {
 }
 
 impl Probe<Option<Vec<u8>>> {
-    /// The same for an optional vector.
+    /// Takes an optional vector, for the same reason.
     #[inline]
     #[must_use]
     pub fn own(&self, bytes: Option<Vec<u8>>) -> Owned<Option<OwnedBytes>, Blob> {
@@ -80,7 +80,7 @@ impl Probe<Option<Vec<u8>>> {
 }
 
 impl Probe<Status> {
-    /// It is a [`Status`].
+    /// Whether the type is a [`Status`].
     pub const IS_STATUS: bool = true;
 
     /// How this error travels to the caller.
@@ -99,7 +99,7 @@ impl Probe<Status> {
 }
 
 impl<E> Probe<CallError<E>> {
-    /// It is a [`CallError`], which the macro takes apart where it sees one.
+    /// Whether the type is a [`CallError`]; the macro takes those apart that it recognizes.
     pub const IS_CALL_ERROR: bool = true;
 }
 
@@ -129,7 +129,7 @@ pub trait ProbePut {
         Plain
     }
 
-    /// The value as it is. Generic, because the macro goes by the name `Vec<u8>`, which may be a
+    /// The value itself. Generic, because the macro only sees the name `Vec<u8>`, which may be a
     /// type of the user's.
     #[inline]
     fn own<T>(&self, value: T) -> Owned<T, Plain> {
@@ -156,7 +156,7 @@ pub trait ProbeTake {
 
 impl<'de, T: Deserialize<'de>> ProbeTake for Probe<T> {}
 
-/// The same for types that borrow nothing.
+/// [`Probe`]'s methods for such types that borrow nothing.
 pub trait ProbeTakeOwned {
     /// The shape to decode in, owning.
     #[inline]
@@ -180,7 +180,7 @@ pub trait ProbeMissing {
         Missing
     }
 
-    /// The value as it is.
+    /// The value itself.
     fn own<T>(&self, value: T) -> Owned<T, Missing> {
         Owned(value, Missing)
     }
@@ -253,9 +253,9 @@ pub trait Lacking {
     const DESERIALIZES_OWNED: bool = false;
     /// [`OwnedBlob`] cannot decode it.
     const TAKES_OWNED: bool = false;
-    /// It is no [`Status`].
+    /// Not a [`Status`].
     const IS_STATUS: bool = false;
-    /// It is no [`CallError`].
+    /// Not a [`CallError`].
     const IS_CALL_ERROR: bool = false;
 }
 

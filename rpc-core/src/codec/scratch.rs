@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use rpc_transport::message::payload::Payload;
 
-/// Copies of single parts. A value that borrows more gets all in one.
+/// Maximum number of copies of single parts. A value that borrows more gets one copy of everything.
 pub(super) const MAX_COPIES: usize = 16;
 
 /// Private copies of parts of a message.
@@ -29,7 +29,7 @@ struct Node {
 }
 
 impl Scratch {
-    /// With no copies yet.
+    /// Creates an empty scratch.
     #[must_use]
     pub const fn new() -> Self {
         Self(OnceLock::new())
@@ -43,7 +43,7 @@ impl Scratch {
         }
     }
 
-    /// Keeps the message's tail, for what borrows from it where it lies.
+    /// Keeps the message's tail for values that borrow from it in place.
     pub(super) fn keep_tail(&self, tail: Payload) -> Option<&Payload> {
         match self.push(Kept::Tail(tail)) {
             Kept::Tail(tail) => Some(tail),

@@ -1,8 +1,9 @@
 //! Shapes: how the generated code encodes and decodes one argument or result.
 //!
 //! Owns the choice between serde's own encoding of a type ([`Plain`]) and this crate's encoding of
-//! byte strings ([`Blob`](crate::codec::blob::Blob)), which handles them in one piece and borrows them from the message where
-//! the type can borrow. Both give the same bytes, so the choice is never part of a signature.
+//! byte strings ([`Blob`](crate::codec::blob::Blob)), which handles them in one piece and borrows
+//! them from the message where the type can borrow. Both give the same bytes, so the choice is
+//! never part of a signature.
 //!
 //! [`probe`](crate::codec::probe) finds the shape of a type.
 
@@ -60,9 +61,15 @@ impl<'de, T: Deserialize<'de>> TakeShape<'de, T> for Plain {
     }
 }
 
+impl PutShape<Status> for StatusShape {
+    fn put<S: Serializer>(self, _: &Status, _: S) -> Result<S::Ok, S::Error> {
+        Err(serde::ser::Error::custom("a status cannot be encoded as a method's own error"))
+    }
+}
+
 impl<'de> TakeShape<'de, Status> for StatusShape {
     fn take<D: Deserializer<'de>>(self, _: D) -> Result<Status, D::Error> {
-        Err(D::Error::custom("a status does not travel as a method's own error"))
+        Err(D::Error::custom("a status cannot be encoded as a method's own error"))
     }
 }
 

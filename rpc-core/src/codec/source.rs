@@ -1,14 +1,14 @@
-//! Where a decoder's bytes come from: the body alone, or the body with parts put back.
+//! The source of a decoder's bytes: the body alone, or the body with its parts put back.
 //!
 //! Owns the two methods of taking a byte string out of a message. [`Plain`] leaves it to the
 //! format. [`Cursor`] feeds the format the body, and reads byte strings itself: a byte string that
 //! is a whole part is passed on without a copy, and the format never sees it.
 //!
 //! Invariants of a cursor:
-//! 1. Each byte of body and tail is given once, in the order of the joined bytes.
-//! 2. A read of only a piece of a part, or across the edge of one, fails and is recorded: the
-//!    decoder then starts again on the joined bytes ([`Cursor::must_join`]). So the result never
-//!    depends on which byte strings the sender took out.
+//! 1. Each byte of body and tail is returned once, in the order of the joined bytes.
+//! 2. A read of a fragment of a part, or across its edge, fails and is recorded: the decoder then
+//!    starts again on the joined bytes ([`Cursor::must_join`]). So the result never depends on
+//!    which byte strings the sender took out.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -16,23 +16,25 @@ use std::rc::Rc;
 
 use rpc_transport::message::payload::Payload;
 use rpc_transport::message::payload_stream::PayloadStream;
+use rpc_transport::message::read_error::ReadError;
 use serde::de::{Deserializer, Error, Visitor};
 
+use super::error::CodecErrorKind;
 use super::scratch::{MAX_COPIES, Scratch};
 use crate::bulk::Bulk;
 use crate::bulk::handoff::{self, Handed};
 use crate::wire::Parts;
 
-/// How byte strings are taken.
+/// How byte strings are taken out of a message.
 pub(super) trait Source<'de>: Copy {
-    /// A text, borrowed.
+    /// A string, borrowed.
     fn text<D: Deserializer<'de>, V: Visitor<'de>>(
         self,
         format: D,
         visitor: V,
     ) -> Result<V::Value, D::Error>;
 
-    /// Bytes, borrowed if they can be.
+    /// Bytes, borrowed if possible.
     fn bytes<D: Deserializer<'de>, V: Visitor<'de>>(
         self,
         format: D,
@@ -54,7 +56,7 @@ pub(super) trait Source<'de>: Copy {
     ) -> Result<V::Value, D::Error>;
 }
 
-/// The body is all there is.
+/// A message without a tail.
 #[derive(Clone, Copy)]
 pub(super) struct Plain;
 
@@ -77,7 +79,8 @@ impl<'de> Source<'de> for Plain {
         format.deserialize_bytes(visitor)
     }
 
-    // Borrowed even for owners: formats allocate for an announced length before checking it.
+    // Borrowed even when the type owns its bytes: formats allocate for an announced length before
+    // checking it.
     #[inline]
     fn owned_bytes<D: Deserializer<'de>, V: Visitor<'de>>(
         self,
@@ -97,7 +100,7 @@ impl<'de> Source<'de> for Plain {
     }
 }
 
-/// The tail of the message that is decoded.
+/// The tail of the message being decoded.
 #[derive(Debug)]
 pub enum Tail<'de> {
     /// Kept by the message.
@@ -105,7 +108,7 @@ pub enum Tail<'de> {
     /// Owned by the decoder: private bytes can be moved into the value without a copy.
     Given(Bulk),
     /// Still arriving, because it is too long to be put together: for a
-    /// [`BulkReader`](crate::BulkReader), if it is one part.
+    /// [`BulkReader`](crate::bulk::BulkReader), if it is one part.
     Arriving(PayloadStream),
 }
 
@@ -134,8 +137,8 @@ struct Next {
     len: u64,
 }
 
-/// A place in body and tail. Cells, because the format's reader and the wrapper round the format
-/// take turns.
+/// A position in body and tail. In cells, because the format's reader and the wrapper around the
+/// format take turns.
 pub(super) struct Cursor<'de> {
     parts: Parts<'de>,
     /// The body without its parts.
@@ -150,11 +153,13 @@ pub(super) struct Cursor<'de> {
     /// Where in the tail the next part starts.
     tail_position: Cell<u64>,
     must_join: Cell<bool>,
-    /// A read failed because the tail is still arriving.
+    /// Whether a read failed because the tail is still arriving.
     must_arrive: Cell<bool>,
+    /// Why bytes of the tail could not be read.
+    unreadable: Cell<Option<ReadError>>,
 }
 
-/// What a byte string is.
+/// The location of a byte string.
 enum Taken<'de> {
     Body(&'de [u8]),
     /// A span of the tail.
@@ -180,6 +185,7 @@ impl<'de> Cursor<'de> {
             tail_position: Cell::new(0),
             must_join: Cell::new(false),
             must_arrive: Cell::new(false),
+            unreadable: Cell::new(None),
         };
         cursor.load(0);
         Rc::new(cursor)
@@ -190,7 +196,7 @@ impl<'de> Cursor<'de> {
         usize::try_from(self.tail_bytes).unwrap_or(usize::MAX).saturating_add(self.body.len())
     }
 
-    /// Bytes that nobody has taken.
+    /// Bytes not taken yet.
     pub(super) fn left_bytes(&self) -> usize {
         let tail = self.tail_bytes - self.tail_position.get();
         let body = self.body.len() - self.position.get();
@@ -202,18 +208,20 @@ impl<'de> Cursor<'de> {
         self.must_join.get()
     }
 
-    /// Whether a read failed because the tail is still arriving.
-    pub(super) fn must_arrive(&self) -> bool {
-        self.must_arrive.get()
+    /// Why a read of the tail failed, unless it would succeed on the joined bytes.
+    pub(super) fn refusal(&self) -> Option<CodecErrorKind> {
+        let arriving = CodecErrorKind::StillArriving { bytes: self.tail_bytes };
+        let unreadable = self.unreadable.get().map(CodecErrorKind::from);
+        unreadable.or_else(|| self.must_arrive.get().then_some(arriving))
     }
 
-    /// Length of the tail, bytes.
-    pub(super) fn tail_bytes(&self) -> u64 {
-        self.tail_bytes
+    /// What was read; `None`, with the reason noted, if it cannot be.
+    fn noted<T>(&self, read: Result<T, ReadError>) -> Option<T> {
+        read.map_err(|error| self.unreadable.set(Some(error))).ok()
     }
 
-    /// All bytes put together; `None` when the tail was given away.
-    pub(super) fn join(&self) -> Option<&'de [u8]> {
+    /// All bytes joined; `None` if the tail was given away.
+    pub(super) fn join(&self) -> Option<Result<&'de [u8], CodecErrorKind>> {
         let tail = self.tail.take()?;
         let body = self.body;
         let mut joined = Vec::with_capacity(self.total_bytes());
@@ -222,11 +230,13 @@ impl<'de> Cursor<'de> {
             let at = usize::try_from(part.at).unwrap_or(usize::MAX).min(body.len());
             joined.extend_from_slice(&body[body_position..at]);
             let end = (tail_position + part.len).min(self.tail_bytes);
-            tail.slice(tail_position..end)?.append_to(&mut joined);
+            if let Err(error) = tail.slice(tail_position..end)?.append_to(&mut joined) {
+                return Some(Err(error.into()));
+            }
             (body_position, tail_position) = (at, end);
         }
         joined.extend_from_slice(&body[body_position..]);
-        Some(self.scratch.keep(joined))
+        Some(Ok(self.scratch.keep(joined)))
     }
 
     fn load(&self, index: usize) {
@@ -245,7 +255,7 @@ impl<'de> Cursor<'de> {
         }
     }
 
-    /// A part as it lies in the tail; `None` when that is still arriving.
+    /// A part, in place in the tail; `None` if the tail is still arriving.
     fn part(&self, start: u64, len: u64) -> Option<Bulk> {
         let part = self.with_tail(|tail| tail.slice(start..start + len))?;
         if part.is_none() {
@@ -254,7 +264,7 @@ impl<'de> Cursor<'de> {
         part
     }
 
-    /// The next `count` bytes of the body; `None` when a part comes before their end, or the end.
+    /// The next `count` bytes of the body; `None` if a part, or the end, comes before their end.
     #[inline]
     pub(super) fn read(&self, count: usize) -> Option<&'de [u8]> {
         let start = self.position.get();
@@ -284,13 +294,13 @@ impl<'de> Cursor<'de> {
         self.read(usize::try_from(len).ok()?).map(Taken::Body)
     }
 
-    /// Reads a length as the format has it, and takes so many bytes.
+    /// Reads a length in the format's encoding, and takes that many bytes.
     fn take_counted<D: Deserializer<'de>>(&self, format: D) -> Result<Taken<'de>, D::Error> {
         let len = format.deserialize_u64(Length)?;
         self.take(len).ok_or_else(|| D::Error::custom("the message ends too early"))
     }
 
-    /// The tail, for as long as `look` takes.
+    /// Calls `look` with the tail.
     fn with_tail<T>(&self, look: impl FnOnce(&Tail<'de>) -> T) -> Option<T> {
         let tail = self.tail.take()?;
         let seen = look(&tail);
@@ -301,7 +311,14 @@ impl<'de> Cursor<'de> {
     /// Bytes of a part that live as long as the message: lent in place, or a private copy.
     fn borrow(&self, start: u64, len: u64) -> Option<&'de [u8]> {
         let range = start..start + len;
-        self.keep_what_was_given();
+        // A tail that the decoder owns and that can be borrowed from is kept with the message.
+        let given = self.with_tail(|tail| match tail {
+            Tail::Given(bulk) if bulk.as_slice().is_some() => bulk.as_payload().cloned(),
+            _ => None,
+        });
+        if let Some(kept) = given.flatten().and_then(|tail| self.scratch.keep_tail(tail)) {
+            self.tail.set(Some(Tail::Kept(kept)));
+        }
         let in_place = self.with_tail(|tail| match tail {
             Tail::Kept(payload) => {
                 let bytes = payload.as_private_slice()?;
@@ -321,27 +338,8 @@ impl<'de> Cursor<'de> {
         Some(self.scratch.keep(self.copy(start, len)?))
     }
 
-    /// A tail that is the decoder's own and can be borrowed from stays beside the message.
-    fn keep_what_was_given(&self) {
-        let given = self.with_tail(|tail| match tail {
-            Tail::Given(bulk) if bulk.as_slice().is_some() => bulk.as_payload().cloned(),
-            _ => None,
-        });
-        if let Some(kept) = given.flatten().and_then(|tail| self.scratch.keep_tail(tail)) {
-            self.tail.set(Some(Tail::Kept(kept)));
-        }
-    }
-
     fn copy(&self, start: u64, len: u64) -> Option<Vec<u8>> {
-        Some(self.part(start, len)?.into_vec())
-    }
-
-    /// The tail that is still arriving, if it is one part.
-    fn lone_stream(&self) -> Option<Handed> {
-        match self.tail.take()? {
-            Tail::Arriving(stream) if self.parts.count() == 1 => Some(Handed::Stream(stream)),
-            _ => None,
-        }
+        self.noted(self.part(start, len)?.into_vec())
     }
 
     /// Bytes of a part for an owner.
@@ -349,10 +347,10 @@ impl<'de> Cursor<'de> {
         if self.parts.count() > 1 {
             return self.copy(start, len);
         }
-        // Nothing else is in the tail, so nobody asks for it again.
+        // Nothing else is in the tail, so it is not needed again.
         match self.tail.take()? {
-            Tail::Given(bulk) => Some(bulk.into_vec()),
-            Tail::Kept(payload) => Some(payload.to_vec()),
+            Tail::Given(bulk) => self.noted(bulk.into_vec()),
+            Tail::Kept(payload) => self.noted(payload.to_vec()),
             Tail::Arriving(_) => {
                 self.must_arrive.set(true);
                 None
@@ -429,9 +427,15 @@ impl<'de> Source<'de> for &Cursor<'de> {
             Taken::Part { start, len } => {
                 let part = match self.part(start, len) {
                     Some(part) => Some(Handed::Bulk(part)),
-                    None => self.lone_stream(),
+                    // The tail is still arriving: it may be handed over if it is one part.
+                    None => match self.tail.take() {
+                        Some(Tail::Arriving(stream)) if self.parts.count() == 1 => {
+                            Some(Handed::Stream(stream))
+                        }
+                        _ => None,
+                    },
                 };
-                let part = part.ok_or_else(|| D::Error::custom("the payload is not there"))?;
+                let part = part.ok_or_else(|| D::Error::custom("the payload is missing"))?;
                 let value = handoff::pass(part, || visitor.visit_unit())?;
                 self.must_arrive.set(false);
                 Ok(value)

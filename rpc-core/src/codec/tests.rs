@@ -1,4 +1,4 @@
-//! Values there and back, and bytes that are no values.
+//! Round trips of values, and bytes that encode no value.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -14,7 +14,7 @@ use super::*;
 use crate::codec::blob::{Blob, OwnedBlob};
 use crate::codec::shape::{Plain, Put, Take};
 
-/// Those that are compiled in.
+/// The codecs that are compiled in.
 fn codecs() -> impl Iterator<Item = Codec> {
     [Codec::Bincode, Codec::Postcard].into_iter().filter(|codec| codec.is_compiled_in())
 }
@@ -80,7 +80,7 @@ fn decode_error<T: DeserializeOwned + Debug>(codec: Codec, bytes: &[u8]) -> Code
     codec.decode::<T>(bytes).unwrap_err().kind().clone()
 }
 
-/// A little-endian bincode or postcard count followed by nothing of what it announces.
+/// A bincode or postcard count, little-endian, without the elements that it announces.
 fn huge_count(codec: Codec, count: u64) -> Vec<u8> {
     encoded(codec, &count)
 }
@@ -179,7 +179,7 @@ fn damaged_messages_never_panic() {
                 let at = random() % bytes.len();
                 bytes[at] = u8::try_from(random() % 256).unwrap();
             }
-            // Some damage leaves a value: then it has to be a fixed point.
+            // Damaged bytes may still decode: the value must then survive a round trip.
             if let Ok(value) = codec.decode::<Everything>(&bytes) {
                 let again = encoded(codec, &value);
                 let value_again = codec.decode::<Everything>(&again).unwrap();
@@ -190,7 +190,7 @@ fn damaged_messages_never_panic() {
 }
 
 #[test]
-fn counts_larger_than_the_message_are_refused_before_they_are_believed() {
+fn counts_larger_than_the_message_are_refused_first() {
     for codec in codecs() {
         for count in [1_000_000, u64::from(u32::MAX), u64::MAX / 2, u64::MAX] {
             let bytes = huge_count(codec, count);
@@ -201,7 +201,7 @@ fn counts_larger_than_the_message_are_refused_before_they_are_believed() {
             assert_eq!(decode_error::<Vec<PhantomData<u8>>>(codec, &bytes), refused);
             assert_eq!(decode_error::<HashMap<(), ()>>(codec, &bytes), refused);
             assert_eq!(decode_error::<HashMap<String, u8>>(codec, &bytes), refused);
-            // Strings and bytes are checked by the format, which must not allocate first.
+            // The format checks strings and bytes, and must not allocate before that.
             for result in [
                 codec.decode::<String>(&bytes).map(drop),
                 codec.decode::<Box<str>>(&bytes).map(drop),
@@ -216,14 +216,14 @@ fn counts_larger_than_the_message_are_refused_before_they_are_believed() {
 }
 
 #[test]
-fn elements_are_counted_over_all_sequences_of_a_message() {
+fn elements_of_all_sequences_are_counted() {
     for codec in codecs() {
-        // Four times three elements that take nothing, in a message of five bytes.
+        // Four sequences of three elements without bytes, in a message of five bytes.
         let bytes = encoded(codec, &(3_u8, 3_u8, 3_u8, 3_u8, 0_u8));
         type Lists = (Vec<()>, Vec<()>, Vec<()>, Vec<()>, u8);
         let kind = decode_error::<Lists>(codec, &bytes);
         assert_eq!(kind, CodecErrorKind::TooManyElements { limit: 5 });
-        // As many as there are bytes is fine: honest values need no more.
+        // As many elements as bytes are allowed: honest values need no more.
         let value = vec![vec![vec![true; 3]; 2]; 2];
         assert_eq!(codec.decode(&encoded(codec, &value)), Ok(value));
         let full = vec![7_u8; 1000];
@@ -237,7 +237,7 @@ fn elements_without_bytes_are_refused_by_the_sender() {
         let mut out = OutBuf::new();
         let error = codec.encode(&vec![(); 5], &mut out).unwrap_err();
         assert_eq!(*error.kind(), CodecErrorKind::TooManyElements { limit: 1 });
-        // What the sender lets through the receiver takes.
+        // The receiver accepts everything that the sender encodes.
         let few = ("padding", vec![(); 3]);
         assert_eq!(codec.decode(&encoded(codec, &few)), Ok(("padding".to_owned(), vec![(); 3])));
     }
@@ -258,7 +258,7 @@ fn on_a_small_stack(test: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn deep_nesting_is_refused_without_using_the_stack_up() {
+fn deep_nesting_is_refused_without_stack_overflow() {
     on_a_small_stack(|| {
         for codec in codecs() {
             // Each byte opens one more level: one element, or variant 1.
@@ -270,7 +270,7 @@ fn deep_nesting_is_refused_without_using_the_stack_up() {
 }
 
 #[test]
-fn the_sender_refuses_what_is_too_deep_for_the_receiver() {
+fn the_sender_refuses_too_deep_values() {
     fn chain(levels: u32) -> Chain {
         (0..levels).fold(Chain::End, |chain, _| Chain::Link(Box::new(chain)))
     }
@@ -291,10 +291,11 @@ struct Large {
     next: Option<Box<Large>>,
 }
 
-/// Depth alone bounds nothing where levels are large: 40 of these once aborted the process.
+/// A limit on depth alone does not bound the stack when levels are large: 40 of these once aborted
+/// the process.
 #[test]
-fn a_recursive_type_of_large_nodes_is_refused_before_the_stack_ends() {
-    // That of a runtime's worker.
+fn large_recursive_nodes_do_not_overflow_the_stack() {
+    // The stack of a runtime's worker.
     let worker = std::thread::Builder::new().stack_size(2 << 20);
     let test = || {
         for codec in codecs() {
@@ -320,7 +321,7 @@ enum Sparse {
 }
 
 #[test]
-fn elements_that_are_small_in_the_message_and_large_in_memory_are_bounded() {
+fn elements_large_in_memory_are_bounded() {
     for codec in codecs() {
         let many: Vec<Option<u8>> = vec![None; 400_000];
         let bytes = encoded(codec, &many);
@@ -329,7 +330,7 @@ fn elements_that_are_small_in_the_message_and_large_in_memory_are_bounded() {
         assert_eq!(error, CodecErrorKind::TooMuchMemory { limit });
         let error = decode_error::<Vec<Vec<Sparse>>>(codec, &encoded(codec, &vec![&many, &many]));
         assert!(matches!(error, CodecErrorKind::TooMuchMemory { .. }), "{error}");
-        // A few are fine, whatever they take, and so are many of ordinary types.
+        // A few large elements are allowed, and so are many elements of ordinary types.
         let few = codec.decode::<Vec<Sparse>>(&encoded(codec, &vec![None::<u8>; 10_000])).unwrap();
         assert!(few.len() == 10_000 && matches!(few[0], Sparse::Nothing));
         let empty = vec![String::new(); 1_000_000];
@@ -338,7 +339,7 @@ fn elements_that_are_small_in_the_message_and_large_in_memory_are_bounded() {
 }
 
 #[test]
-fn a_refused_value_keeps_the_reason_of_its_type() {
+fn a_rejected_value_keeps_its_types_reason() {
     struct Odd(u32);
     impl Serialize for Odd {
         fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -356,7 +357,35 @@ fn a_refused_value_keeps_the_reason_of_its_type() {
 }
 
 #[test]
-fn what_a_format_cannot_express_is_refused_by_the_sender() {
+fn the_reason_of_a_rejection_is_kept() {
+    #[derive(Debug)]
+    struct Even;
+    impl<'de> Deserialize<'de> for Even {
+        fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            let number = u32::deserialize(deserializer)?;
+            Err(serde::de::Error::custom(format!("{number} is odd")))
+        }
+    }
+    for codec in codecs() {
+        let text = |error: CodecError| error.to_string();
+        // After the value, in its visitor, at a variant, and by length.
+        let bytes = encoded(codec, &(1_u8, vec![7_u32]));
+        let error = codec.decode::<(u8, Vec<Even>)>(&bytes).unwrap_err();
+        assert_eq!(text(error), "[1][0]: 7 is odd", "{codec:?}");
+        let zero = encoded(codec, &(1_u8, 0_u32));
+        let error = text(codec.decode::<(u8, std::num::NonZeroU32)>(&zero).unwrap_err());
+        assert!(error.contains("nonzero"), "{codec:?}: {error}");
+        let variant = encoded(codec, &(1_u8, 9_u32));
+        let error = text(codec.decode::<(u8, Shape)>(&variant).unwrap_err());
+        assert!(error.contains("variant index 0 <= i < 4"), "{codec:?}: {error}");
+        // A failure of the format has none of these reasons.
+        let error = text(codec.decode::<(u8, u32)>(&[1]).unwrap_err());
+        assert_eq!(error, "[1]: the message ends too early", "{codec:?}");
+    }
+}
+
+#[test]
+fn the_sender_refuses_inexpressible_values() {
     #[derive(Serialize)]
     struct Skipping {
         kept: u8,
@@ -388,7 +417,7 @@ fn what_a_format_cannot_express_is_refused_by_the_sender() {
 }
 
 #[test]
-fn types_that_ask_the_format_are_refused_with_the_reason() {
+fn types_needing_self_description_are_refused() {
     #[derive(Debug, Serialize, Deserialize)]
     #[serde(untagged)]
     enum Untagged {

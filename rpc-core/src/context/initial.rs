@@ -1,30 +1,30 @@
-//! Metadata that goes before the items of a stream.
+//! Initial metadata: sent before the items of a stream.
 //!
-//! Owns what a handler has set and the stream's pump (`stream/pump.rs`) has not taken yet. What is never
-//! taken goes with the reply.
+//! Owns the metadata that a handler has set and the stream's pump (`stream/pump.rs`) has not taken
+//! yet. Metadata that is never taken is sent with the reply.
 
 use super::{CURRENT, Caller, Context};
 use crate::metadata::{Metadata, MetadataError};
 
-/// How far the stream of a handler's results has come.
+/// The progress of the stream of a handler's results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Begun {
     No,
-    /// The initial metadata has left.
+    /// The initial metadata has been sent.
     Metadata,
-    /// An item has left, or the end.
+    /// An item, or the end, has been sent.
     Items,
 }
 
 impl Context {
-    /// Sends a named value before the first item of the stream that the handler gives, in place of an
-    /// earlier one of that name. All that is set leaves together: when the stream next waits, or with
-    /// the first item. So an `async fn` that gives a stream may set it until it does, and wait between. The
-    /// caller reads it by
-    /// [`Streaming::initial_metadata`](crate::stream::Streaming::initial_metadata); one of an earlier
-    /// version gets it with the reply. Where there is one result or a refusal, it is part of the
-    /// reply's metadata. To be called where
-    /// [`set_reply_metadata`](Context::set_reply_metadata) is.
+    /// Sends a named value before the first item of the handler's stream of results, replacing an
+    /// earlier one of that name. All values are sent together: when the stream next waits, or with
+    /// the first item. So an `async fn` that returns a stream may set values until it returns, and
+    /// await in between. The caller reads them with
+    /// [`Streaming::initial_metadata`](crate::stream::Streaming::initial_metadata); a caller of an
+    /// earlier version gets them with the reply. If the method has a single result, or refuses the
+    /// call, they are part of the reply's metadata. The same rules for where to call it apply as
+    /// for [`set_reply_metadata`](Context::set_reply_metadata).
     ///
     /// ```
     /// # #[rpc_core::service] pub trait Log { fn lines(&self) -> impl Stream<Item = String>; }
@@ -40,7 +40,8 @@ impl Context {
     ///     }
     /// }
     ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let log = LogClient::new(Channel::to(LogServer::new(File)).await?);
     /// let mut lines = log.lines().await?;
     /// assert_eq!(lines.initial_metadata().await.text("version"), Some("7"));
@@ -49,8 +50,8 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// As [`set_reply_metadata`](Context::set_reply_metadata); and when it has left
-    /// ([`MetadataError::InitialTwice`]), or an item has ([`MetadataError::InitialLate`]).
+    /// As [`set_reply_metadata`](Context::set_reply_metadata); also when initial metadata has been
+    /// sent ([`MetadataError::InitialTwice`]), or an item has ([`MetadataError::InitialLate`]).
     pub fn set_initial_metadata(
         name: &str,
         value: impl Into<bytes::Bytes>,
@@ -74,7 +75,7 @@ impl Context {
         Ok(())
     }
 
-    /// Whether there is initial metadata that has not left.
+    /// Whether there is initial metadata that has not been sent.
     #[inline]
     pub(crate) fn has_initial() -> bool {
         Self::peek(|context| {
@@ -94,7 +95,7 @@ impl Context {
         initial
     }
 
-    /// Notes how far the stream of results has come.
+    /// Records the progress of the stream of results.
     pub(crate) fn set_begun(now: Begun) {
         let _ = CURRENT.try_with(|current| {
             if let Some(Self { caller: Caller::Connected(_, begun), .. }) =

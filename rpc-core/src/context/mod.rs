@@ -1,14 +1,15 @@
-//! The context of a call: what its handler may ask about it.
+//! The context of a call: the facts available to its handler.
 //!
 //! Owns the context of the running handler: deadline, metadata, peer, method. It is thread-local
-//! and set only while the handler is polled; calls made meanwhile inherit the deadline.
+//! and set only while the handler is polled; calls made during the poll inherit the deadline.
 //!
 //! Invariants:
 //! 1. [`Scoped`] makes its context current for exactly the time of a poll, then restores the
 //!    previous one, also when the poll panics; so handlers may nest.
-//! 2. A context is two reference counts at most: making, moving and dropping one never allocates,
+//! 2. A context is at most two reference counts: making, moving and dropping one never allocates,
 //!    unless there are metadata or extensions.
 
+pub(crate) mod extensions;
 mod initial;
 #[cfg(test)]
 mod tests;
@@ -28,17 +29,18 @@ use rpc_transport::memory::budget::{BudgetExhausted, Reservation};
 
 pub(crate) use self::initial::Begun;
 use crate::bulk::{Bulk, BulkPool, Copies};
+use crate::context::extensions::Extensions;
 use crate::endpoint::connection_context::ConnectionContext;
-use crate::interceptor::extensions::Extensions;
+use crate::identity::Identity;
+use crate::metadata::trace_parent::TraceParent;
 use crate::metadata::{Metadata, MetadataError};
-use crate::observability::trace_parent::TraceParent;
+use crate::method::MethodDescriptor;
+use crate::reply::Reply;
 use crate::runtime::phase::{Phase, Watch};
-use crate::service::method::MethodDescriptor;
-use crate::service::reply::Reply;
 
 thread_local! {
-    // Each scope restores what was there before, so none is left when a thread ends; and what has no destructor
-    // is reached without a look at whether that has run.
+    // Each scope restores the previous context, so none is left when a thread ends. Without a
+    // destructor, an access need not check whether it has run.
     static CURRENT: RefCell<ManuallyDrop<Option<Context>>> =
         const { RefCell::new(ManuallyDrop::new(None)) };
 }
@@ -47,22 +49,22 @@ thread_local! {
 #[derive(Clone, Default)]
 pub struct Context {
     deadline: Option<Instant>,
-    /// Together, so that a call without any has one word to look at.
+    /// In one allocation, so that a call without extras has a single word to check.
     extras: Option<Arc<Extras>>,
     caller: Caller,
     method: Option<&'static MethodDescriptor>,
 }
 
-/// What few calls have.
+/// The parts that few calls have.
 #[derive(Clone, Default)]
 struct Extras {
     metadata: Metadata,
     extensions: Extensions,
-    /// What goes with the reply.
+    /// Metadata of the reply.
     reply: Metadata,
-    /// What goes before the items of a stream, and has not left.
+    /// Initial metadata of a stream that has not been sent yet.
     initial: Metadata,
-    /// The span of the call at the server; `None` without spans.
+    /// The span of the call at the server; `None` if spans are off.
     trace: Option<TraceParent>,
 }
 
@@ -86,13 +88,13 @@ impl Extras {
 static NO_METADATA: Metadata = Metadata::new();
 static NO_EXTENSIONS: Extensions = Extensions::new();
 
-/// What is known about the caller.
+/// The identity of the caller.
 #[derive(Clone, Default)]
 enum Caller {
     #[default]
     Unknown,
-    Named(Arc<PeerIdentity>),
-    // The second lies beside the discriminant.
+    Named(Arc<Identity>),
+    // The second field fits beside the discriminant.
     Connected(Arc<ConnectionContext>, Begun),
 }
 
@@ -121,8 +123,8 @@ impl Context {
         Self::peek(|context| context.deadline).flatten()
     }
 
-    /// What a call that is made now takes from the handler: its deadline, and whether its request had
-    /// metadata, as that may name a trace.
+    /// The parts that a call made now inherits from the handler: its deadline, and whether its
+    /// request had metadata, which may name a trace.
     #[inline]
     pub(crate) fn current_inherited() -> (Option<Instant>, bool) {
         Self::peek(|context| (context.deadline, context.extras.is_some())).unwrap_or_default()
@@ -154,7 +156,7 @@ impl Context {
     pub fn with_metadata(mut self, metadata: Metadata) -> Self {
         if !metadata.is_empty() || self.extras.is_some() {
             let extras = self.extras_mut();
-            // Who puts another trace into the metadata means that one.
+            // A trace that the user puts into the metadata takes precedence.
             if extras.trace.is_some()
                 && TraceParent::of(&metadata) != TraceParent::of(&extras.metadata)
             {
@@ -165,7 +167,7 @@ impl Context {
         self
     }
 
-    /// Puts a value beside the call, in place of an earlier one of its type: a layer's word to the
+    /// Attaches a value to the call, replacing an earlier one of its type: from a layer to the
     /// handler, which reads it with [`Context::extension`].
     #[must_use]
     pub fn with_extension<T: Send + Sync + 'static>(mut self, value: T) -> Self {
@@ -181,7 +183,7 @@ impl Context {
         Arc::make_mut(self.extras.get_or_insert_default())
     }
 
-    /// The span that calls of the handler are made in.
+    /// The parent span of the handler's calls.
     pub(crate) fn trace(&self) -> Option<TraceParent> {
         self.extras.as_ref().and_then(|extras| extras.trace)
     }
@@ -194,7 +196,7 @@ impl Context {
         self.deadline = Some(deadline);
     }
 
-    /// Drops it, in line.
+    /// Drops the context, inlined.
     #[inline(always)]
     pub(crate) fn let_go(self) {
         let Self { extras, caller, .. } = self;
@@ -206,10 +208,10 @@ impl Context {
         }
     }
 
-    /// Sets the peer.
+    /// Sets the caller.
     #[must_use]
-    pub fn with_peer(mut self, peer: Arc<PeerIdentity>) -> Self {
-        self.caller = Caller::Named(peer);
+    pub fn with_identity(mut self, caller: Arc<Identity>) -> Self {
+        self.caller = Caller::Named(caller);
         self
     }
 
@@ -237,13 +239,13 @@ impl Context {
         self
     }
 
-    /// When the caller stops waiting. `None`: never.
+    /// The deadline of the call. `None`: there is none.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// How long the caller still waits; zero when the deadline has passed, `None`: for ever.
+    /// Time left until the deadline; zero if it has passed, `None` if there is none.
     #[must_use]
     pub fn remaining(&self) -> Option<Duration> {
         self.deadline.map(|deadline| deadline.saturating_duration_since(clock::now()))
@@ -255,14 +257,14 @@ impl Context {
         self.extras.as_ref().map_or(&NO_METADATA, |extras| &extras.metadata)
     }
 
-    /// Sends a named value back with the reply of the handler that is being polled on this thread,
-    /// in place of an earlier one of that name: also with an error, and behind the items of a
-    /// stream. The caller reads it by [`Call::with_metadata`](crate::Call::with_metadata),
+    /// Attaches a named value to the reply of the handler being polled on this thread, replacing an
+    /// earlier one of that name. It is also sent with an error, and after the items of a stream.
+    /// The caller reads it with [`Call::with_metadata`](crate::Call::with_metadata),
     /// [`Status::metadata`](crate::Status::metadata) or
     /// [`Streaming::metadata`](crate::stream::Streaming::metadata); a caller of an earlier version
-    /// gets none of it. To be called by the handler itself, not by a task that it has spawned,
-    /// nor inside of [`Context::scope`]: what is set there goes nowhere. Of a stream call that is refused
-    /// with the method's own error, interceptors alone see it.
+    /// does not receive it. Call it from the handler itself, not from a task that it has spawned,
+    /// nor inside [`Context::scope`]: values set there are lost. If a stream call is refused with
+    /// the method's own error, only interceptors see it.
     ///
     /// ```
     /// # #[rpc_core::service] pub trait Kv { async fn get(&self, key: &str) -> Option<String>; }
@@ -272,12 +274,13 @@ impl Context {
     ///
     /// impl Kv for Store {
     ///     async fn get(&self, key: &str) -> Option<String> {
-    ///         Context::set_reply_metadata("served-by", "shard-7").expect("a good name, and little");
+    ///         Context::set_reply_metadata("served-by", "shard-7").expect("a valid name");
     ///         Some(key.to_owned())
     ///     }
     /// }
     ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let kv = KvClient::new(Channel::to(KvServer::new(Store)).await?);
     /// let (value, metadata) = kv.get("key").with_metadata().await;
     /// assert_eq!((value?.as_deref(), metadata.text("served-by")), (Some("key"), Some("shard-7")));
@@ -285,7 +288,7 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// A bad or reserved name, or too much in all: nothing is set. Outside of a handler:
+    /// A bad or reserved name, or too much metadata in total: nothing is set. Outside a handler:
     /// [`MetadataError::NoCall`].
     pub fn set_reply_metadata(
         name: &str,
@@ -299,15 +302,17 @@ impl Context {
     }
 
     fn replace_extras(extras: Extras) {
-        // What is replaced may be the user's, so it is dropped when nothing is borrowed any more.
+        // The replaced value may run user code when it is dropped, so it is dropped when nothing is
+        // borrowed any more.
         let _replaced = CURRENT.try_with(|current| {
             let mut current = current.borrow_mut();
             Option::as_mut(&mut current).map(|context| context.extras.replace(Arc::new(extras)))
         });
     }
 
-    /// The value of that type which an [interceptor](crate::interceptor) or a layer has put beside
-    /// the call: who the user is, say. Nobody else sees it, and nested calls do not inherit it.
+    /// The value of type `T` that an [interceptor](crate::interceptor) or a layer attached to the
+    /// call, for example the authenticated user. It is not sent anywhere, and nested calls do not
+    /// inherit it.
     #[must_use]
     pub fn extension<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {
         self.extensions().get()
@@ -319,15 +324,21 @@ impl Context {
 
     /// The caller, as far as the transport knows it.
     #[must_use]
-    pub fn peer(&self) -> Option<&Arc<PeerIdentity>> {
+    pub fn peer(&self) -> Option<&PeerIdentity> {
+        self.identity().map(|caller| caller.peer())
+    }
+
+    /// The caller, as far as this end knows. `None` outside a handler.
+    #[must_use]
+    pub fn identity(&self) -> Option<&Arc<Identity>> {
         match &self.caller {
             Caller::Unknown => None,
-            Caller::Named(peer) => Some(peer),
+            Caller::Named(caller) => Some(caller),
             Caller::Connected(connection_context, _) => Some(&connection_context.identity),
         }
     }
 
-    /// The connection that the call came over.
+    /// The connection of the call.
     pub(crate) fn connected(&self) -> Option<&Arc<ConnectionContext>> {
         match &self.caller {
             Caller::Connected(connection_context, _) => Some(connection_context),
@@ -335,14 +346,14 @@ impl Context {
         }
     }
 
-    /// Whether the handler that is being polled on this thread serves the peer of a certain connection.
+    /// Whether the handler being polled on this thread serves the peer of the given connection.
     pub(crate) fn serves(is_it: impl FnOnce(&ConnectionContext) -> bool) -> bool {
         Self::peek(|context| context.connected().is_some_and(|connected| is_it(connected)))
             .unwrap_or_default()
     }
 
-    /// Registered buffers of the connection that the call came over. A [`Bulk`] in the
-    /// reply that was filled in one of them is sent without a copy. `None` outside a handler.
+    /// Registered buffers of the call's connection. A [`Bulk`] that was filled in one of them is
+    /// sent with the reply without a copy. `None` outside a handler.
     ///
     /// ```
     /// use rpc_core::{Bulk, Context};
@@ -371,8 +382,8 @@ impl Context {
     }
 
     /// Waits until the server begins to shut down, or the client that serves stops
-    /// ([`Channel::stop_serving`](crate::Channel::stop_serving)): at once if it does already, and for ever
-    /// outside a handler. For handlers that work long, so that they come to a good end within
+    /// ([`Channel::stop_serving`](crate::Channel::stop_serving)): returns at once if it already
+    /// does, and never outside a handler. Lets long-running handlers finish cleanly within
     /// [`grace`](crate::ServerBuilder::grace).
     ///
     /// ```
@@ -386,7 +397,7 @@ impl Context {
     ///     let mut done = 0;
     ///     loop {
     ///         tokio::select! {
-    ///             () = &mut draining => return done, // the caller asks another server for the rest
+    ///             () = &mut draining => return done, // the caller asks another server
     ///             more = step() => done += 1,
     ///         }
     ///         # return done;
@@ -416,7 +427,7 @@ impl Context {
         Self::peek(|context| Some(context.connected()?.memory.reserve(bytes))).flatten()
     }
 
-    /// From this length on, bytes, a byte string of the reply is sent beside its body.
+    /// Minimum length of a byte string that is sent beside the body of the reply, bytes.
     #[inline]
     pub(crate) fn min_part_bytes(&self) -> usize {
         match &self.caller {
@@ -457,7 +468,7 @@ impl fmt::Debug for Context {
 }
 
 pin_project_lite::pin_project! {
-    /// A future that is polled with a context current: [`Context::scope`].
+    /// A future that is polled with a current context: [`Context::scope`].
     #[derive(Debug)]
     #[must_use = "futures do nothing unless polled"]
     pub struct Scoped<F> {
@@ -469,7 +480,7 @@ pin_project_lite::pin_project! {
 }
 
 pin_project_lite::pin_project! {
-    /// The same for a handler: what its context has for the reply goes with it.
+    /// A [`Scoped`] handler, which adds its context's metadata to the reply.
     pub(crate) struct Served<F> {
         #[pin]
         scoped: Scoped<F>,
@@ -528,8 +539,7 @@ impl<F: Future> Future for Scoped<F> {
     }
 }
 
-/// Copies bytes that cannot be shared into a registered buffer of the connection whose handler
-/// runs.
+/// Copies bytes that cannot be shared into a registered buffer of the running handler's connection.
 pub(crate) fn copy_to_own_pool(bytes: &[u8]) -> Option<Bulk> {
     Context::current().bulk_pool()?.copy_of(bytes)
 }

@@ -20,7 +20,7 @@ fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
 }
 
 #[test]
-fn a_context_is_current_only_while_its_future_is_polled() {
+fn a_context_is_current_only_while_polled() {
     let mut yielded = false;
     let mut future = pin!(named("a").scope(std::future::poll_fn(|_| {
         assert_eq!(current_name().as_deref(), Some("a"));

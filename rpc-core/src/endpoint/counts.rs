@@ -1,7 +1,7 @@
 //! What is counted of a connection, and of the calls that this end makes on it.
 //!
-//! Lives under the shard's lock, which makes counting an addition. Memory grows with the methods that
-//! this end calls, never with what the peer sends.
+//! Lives under the shard's lock, which makes counting an addition. Memory grows with the methods
+//! that this end calls, never with what the peer sends.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,10 +10,10 @@ use rpc_transport::engine::shard::Survey;
 use rpc_transport::message::received::Message;
 
 use super::RpcEndpoint;
-use crate::observability::stats::ConnectionStats;
-use crate::observability::stats::counts::{End, Lease, Methods, Timed};
-use crate::service::method::method_in_use;
+use crate::method::method_in_use;
 use crate::session::{Failure, Outcome, ReplyKind};
+use crate::stats::ConnectionStats;
+use crate::stats::counts::{End, Lease, Methods, Timed};
 use crate::status::Code;
 
 /// The counts of a connection.
@@ -40,6 +40,11 @@ impl EndpointCounts {
     pub(super) fn on_transmit(&mut self, bytes: u64) {
         self.messages_out += 1;
         self.bytes_out += bytes;
+    }
+
+    /// Messages of both ends.
+    pub(super) fn messages(&self) -> u64 {
+        self.messages_in + self.messages_out
     }
 
     /// A call is started. Gives the time if it is one that is timed.
@@ -86,18 +91,13 @@ impl OwnCalls {
             self.make_room(at);
         }
         let Self { methods, leases } = self;
-        leases[at].get_or_insert_with(|| take_lease(methods, method_index))
+        leases[at].get_or_insert_with(|| methods.lease(method_in_use(method_index)))
     }
 
     #[cold]
     fn make_room(&mut self, at: usize) {
         self.leases.resize_with(at + 1, || None);
     }
-}
-
-#[cold]
-fn take_lease(methods: &Methods, method_index: u32) -> Lease {
-    methods.lease(method_in_use(method_index))
 }
 
 impl RpcEndpoint {

@@ -1,43 +1,51 @@
 //! Adapts a session to the transport's driver.
 //!
-//! Owns the translation between [`Session`] (pure, `rpc-core`) and [`Protocol`] (the transport's
+//! Owns the translation between [`Session`] (pure, `rpc-core`) and [`UpperLayer`] (the transport's
 //! view of the layer above). Runs under the shard's lock, so it never calls user code: work for
 //! outside the lock leaves as an [`Action`].
 
 pub(crate) mod connection_context;
 pub(crate) mod counts;
-pub(crate) mod room;
+pub(crate) mod ended;
+pub(crate) mod item;
+pub(crate) mod reply;
+pub(crate) mod send_quota;
+mod sizes;
+pub(crate) mod start;
 pub(crate) mod survey;
+pub(crate) mod take;
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use rpc_transport::connect::error::CloseCause;
 use rpc_transport::device::PeerIdentity;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::engine::clock;
 use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::engine::shard::Shard;
-use rpc_transport::engine::upper::{Outside, Protocol, Revoke, Sleeper, Submission};
-use rpc_transport::log_limit::LogLimit;
+use rpc_transport::engine::upper::{Outside, Revoke, Sleeper, Submission, UpperLayer};
+use rpc_transport::lock::Mutex;
 use rpc_transport::memory::budget::MemoryBudget;
+use rpc_transport::memory::process::Process;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::{QueueLimit, WhenFull};
 use rpc_transport::protocol::link::{self, Lane, SubmitError, Waiting};
+use rpc_transport::user_code::logged;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
 use self::connection_context::{ConnectionContext, no_channel};
 use self::counts::{EndpointCounts, OwnCalls};
-use self::room::Room;
+use self::ended::{Door, Ended, OnEvent};
+use self::send_quota::SendQuota;
 use crate::bulk::BulkPool;
+use crate::identity::{Credentials, Identity, Verified};
 use crate::metadata::DEFAULT_MAX_BYTES;
-use crate::observability::stats::counts::Methods;
 use crate::runtime::phase::Watch;
-use crate::session::{Incoming, IncomingId, Revoked, Role, Session, SessionEvent, SessionLimits};
-use crate::wire;
-use rpc_transport::user_code::logged;
+use crate::session::{Incoming, Revoked, Role, Session, SessionEvent, SessionLimits};
+use crate::stats::counts::Methods;
 
 /// A shard whose connections carry sessions.
 pub(crate) type RpcShard = Shard<RpcEndpoint>;
@@ -48,30 +56,29 @@ pub(crate) struct RpcEndpoint {
     connection_context: Arc<ConnectionContext>,
     /// Largest message that the peer accepts, bytes.
     max_message_bytes: u64,
-    pub(crate) room: Room,
+    quota: SendQuota,
     when_full: WhenFull,
-    /// `poll_news` may have an action (one that does not come from the session).
+    /// There may be an action that does not come from the session.
     has_news: bool,
     /// The connection has ended, and no action has reported it yet.
     ended: bool,
     /// Why an established connection has ended, until an action has reported it.
     cause: Option<CloseCause>,
     is_established: bool,
+    /// Time without calls after which the connection is closed, and time after which it is in any
+    /// case.
+    max_idle: Option<Duration>,
+    max_age: Option<Duration>,
     /// Permit that counts against the server's `max_connections`.
     place: Option<OwnedSemaphorePermit>,
     /// The QP has been destroyed.
     released: bool,
     on_event: Option<OnEvent>,
-    /// Tells the channel to the peer of the connection's end.
+    /// Reports the connection's end to the channel to the peer.
     on_end: Option<OnEvent>,
+    door: Option<Door>,
     pub(crate) counts: EndpointCounts,
 }
-
-/// Longest header of a request, bytes: fixed header, deadline, signature, length of the metadata.
-const REQUEST_HEADER_BYTES: u64 = wire::HEADER_BYTES as u64 + 8 + 8 + 2;
-/// Longest header of a response, bytes: fixed header, lengths of a status's details and of the
-/// metadata.
-const RESPONSE_HEADER_BYTES: u64 = wire::HEADER_BYTES as u64 + 4 + 2;
 
 /// Work to be done outside the shard's lock.
 pub(crate) enum Action {
@@ -89,57 +96,10 @@ pub(crate) enum Action {
     Ended(Box<Ended>),
     /// The peer takes no new calls.
     PeerGoingAway(OnEvent),
-}
-
-/// What the owner of a connection is told, with no lock held.
-#[derive(Debug)]
-pub(crate) enum ConnectionEvent {
-    /// The peer takes no new calls.
-    PeerGoingAway,
-    /// The connection has ended.
-    Ended(CloseCause),
-}
-
-/// How it is told.
-pub(crate) type OnEvent = Arc<dyn Fn(ConnectionEvent) + Send + Sync>;
-
-/// How an established connection ended.
-pub(crate) struct Ended {
-    peer: Arc<PeerIdentity>,
-    cause: CloseCause,
-    on_event: Option<OnEvent>,
-    on_end: Option<OnEvent>,
-    /// The connection's permit, if its queue pair is gone already.
-    _place: Option<OwnedSemaphorePermit>,
-}
-
-static LOST: LogLimit = LogLimit::new("connections that were lost");
-
-impl Ended {
-    /// Tells the connection's owner, and logs the end.
-    pub(crate) fn tell(self) {
-        self.log();
-        for tell in [&self.on_event, &self.on_end].into_iter().flatten() {
-            tell(ConnectionEvent::Ended(self.cause.clone()));
-        }
-    }
-
-    /// Logs the end: a close that either side asked for at a lower level than a failure.
-    fn log(&self) {
-        let Self { peer, cause, .. } = self;
-        match cause {
-            CloseCause::Local => tracing::debug!(?peer, %cause, "connection ended"),
-            // Peers come and go; whoever waits for an answer is told by its call.
-            CloseCause::Peer(_) | CloseCause::Disconnected | CloseCause::DriverGone => {
-                tracing::info!(?peer, %cause, "connection ended");
-            }
-            // The shard has already logged which rule was broken.
-            CloseCause::Protocol(_) => tracing::debug!(?peer, %cause, "connection ended"),
-            _ => LOST.fault(clock::now(), || {
-                tracing::warn!(?peer, %cause, "connection ended");
-            }),
-        }
-    }
+    /// Neither end has made a call for long: close the connection, or have the channel do so.
+    Idle(Option<OnEvent>),
+    /// The peer's hello, for who waits for it.
+    Hello(Box<(Door, Option<Credentials>)>),
 }
 
 impl RpcEndpoint {
@@ -151,9 +111,10 @@ impl RpcEndpoint {
         queue: QueueLimit,
         memory: MemoryBudget,
     ) -> Self {
-        let identity = Arc::new(PeerIdentity::SameProcess);
+        let identity = Arc::new(Identity::from(PeerIdentity::SameProcess));
         let mut session = Session::new(role, limits);
-        session.set_item_room(queue.bytes);
+        let quota = SendQuota::new(queue, memory.clone());
+        session.set_item_room(quota.item_bytes());
         if role == Role::Server || limits.max_incoming_calls > 0 {
             session.set_stream_memory(memory.clone());
         }
@@ -170,31 +131,37 @@ impl RpcEndpoint {
                 place: None,
                 ended: OnceLock::new(),
                 channel: no_channel(),
+                granted: Mutex::new(Vec::new()),
+                process: Process::current(),
             }),
             max_message_bytes: u64::MAX,
-            room: Room::new(queue),
+            quota,
             when_full: queue.when_full,
             has_news: false,
             ended: false,
             cause: None,
             is_established: false,
+            max_idle: None,
+            max_age: None,
             place: None,
             released: false,
             on_event: None,
             on_end: None,
+            door: None,
             counts: EndpointCounts::default(),
         }
     }
 
-    /// Tells the connection's owner what becomes of it.
-    pub(crate) fn telling(mut self, on_event: OnEvent) -> Self {
+    /// Reports the connection's changes to its owner.
+    pub(crate) fn reporting_to(mut self, on_event: OnEvent) -> Self {
         self.on_event = Some(on_event);
         self
     }
 
-    /// Tells the channel to the peer of the connection's end, from now on in place of another one, and
-    /// counts its calls, unless this end's calls are counted already. False: it has ended.
-    pub(crate) fn tell_channel(&mut self, on_end: OnEvent, methods: &Arc<Methods>) -> bool {
+    /// Reports the connection's end to this channel to the peer, instead of an earlier one, and
+    /// counts its calls, unless this end's calls are counted already. Returns false if the
+    /// connection has ended.
+    pub(crate) fn report_end_to(&mut self, on_end: OnEvent, methods: &Arc<Methods>) -> bool {
         self.on_end = Some(on_end);
         if self.on_event.is_none() {
             self.counts.calls = Some(OwnCalls::new(Arc::clone(methods)));
@@ -209,21 +176,8 @@ impl RpcEndpoint {
     }
 
     /// The peer's identity.
-    pub(crate) fn identity(&self) -> &Arc<PeerIdentity> {
+    pub(crate) fn identity(&self) -> &Arc<Identity> {
         &self.connection_context.identity
-    }
-
-    #[cold]
-    fn told_of_end(&mut self) -> Action {
-        let place = if self.released { self.place.take() } else { None };
-        match self.cause.take() {
-            Some(cause) => {
-                let peer = Arc::clone(self.identity());
-                let (on_event, on_end) = (self.on_event.take(), self.on_end.take());
-                Action::Ended(Box::new(Ended { peer, cause, on_event, on_end, _place: place }))
-            }
-            None => Action::Settled(place),
-        }
     }
 
     /// Holds a connection permit until the QP has been destroyed.
@@ -232,7 +186,7 @@ impl RpcEndpoint {
         self
     }
 
-    /// Tells handlers of the server's end.
+    /// Lets handlers watch the phases of the server's end.
     pub(crate) fn watching(mut self, phase: Watch) -> Self {
         if let Some(context) = Arc::get_mut(&mut self.connection_context) {
             context.phase = Some(phase);
@@ -240,11 +194,50 @@ impl RpcEndpoint {
         self
     }
 
-    /// Says on which shard the connection is.
+    /// Sets the shard of the connection.
     pub(crate) fn placed_on(mut self, shard: &Arc<RpcShard>) -> Self {
         if let Some(context) = Arc::get_mut(&mut self.connection_context) {
             context.shard = Arc::downgrade(shard);
         }
+        self
+    }
+
+    /// Says who this end is; the door receives the hello of the peer, which lets it in.
+    pub(crate) fn presenting(mut self, credentials: &Credentials, door: Door) -> Self {
+        self.session.present(credentials.as_bytes());
+        self.door = Some(door);
+        self
+    }
+
+    /// Passes the hello of the peer to the door, and takes nothing else of the peer, nor memory for
+    /// it, until it is [let in](Self::admit).
+    pub(crate) fn checking(mut self, door: Door) -> Self {
+        self.session.hold_hello();
+        self.memory().lock();
+        self.door = Some(door);
+        self
+    }
+
+    /// Lets the peer in.
+    pub(crate) fn admit(&mut self, verified: &Verified) {
+        if self.session.close_cause().is_some() {
+            return;
+        }
+        let identity = self.identity().with(verified);
+        self.connection_context = Arc::new(self.connection_context.identified(identity));
+        self.memory().unlock();
+        self.session.admit();
+    }
+
+    /// Closes the connection when neither end has made a call for so long.
+    pub(crate) fn closing_when_idle(mut self, limit: Option<Duration>) -> Self {
+        self.max_idle = limit;
+        self
+    }
+
+    /// Closes the connection when it has lasted so long, and no call is left.
+    pub(crate) fn closing_at_age(mut self, limit: Option<Duration>) -> Self {
+        self.max_age = limit;
         self
     }
 
@@ -254,38 +247,6 @@ impl RpcEndpoint {
             context.max_metadata_bytes = max_bytes;
         }
         self
-    }
-
-    /// Why a request with this many bytes of metadata and arguments is too large for this peer;
-    /// `None` if it is not.
-    pub(crate) fn request_too_large(&self, metadata: usize, body: u64) -> Option<String> {
-        if body.saturating_add(REQUEST_HEADER_BYTES + metadata as u64) <= self.max_message_bytes {
-            return None;
-        }
-        let takes = self.max_message_bytes;
-        Some(too_large(body, takes, "server"))
-    }
-
-    /// Why a reply of `body` bytes is too large for this peer; `None` if it is not. The text is
-    /// sent to the client.
-    #[cold]
-    pub(crate) fn reply_too_large(&self, body: u64) -> Option<String> {
-        if body.saturating_add(RESPONSE_HEADER_BYTES) <= self.max_message_bytes {
-            return None;
-        }
-        Some(too_large(body, self.max_message_bytes, "client"))
-    }
-
-    /// Fast path: whether a reply of `body` bytes can be sent without checking size and queue.
-    #[inline]
-    pub(crate) fn reply_passes(&self, body: u64) -> bool {
-        self.room.passes(body.saturating_add(RESPONSE_HEADER_BYTES))
-    }
-
-    /// The same for a request.
-    #[inline]
-    pub(crate) fn request_passes(&self, metadata: usize, body: u64) -> bool {
-        self.room.passes(body.saturating_add(REQUEST_HEADER_BYTES + metadata as u64))
     }
 
     /// What to do with a message that finds the queue full.
@@ -298,14 +259,6 @@ impl RpcEndpoint {
         &self.connection_context.memory
     }
 
-    /// The reply no longer waits for room: it was queued, or never will be. Returns its waker, to
-    /// be dropped outside the lock.
-    pub(crate) fn forget_waiting(&mut self, id: IncomingId) -> Option<Waker> {
-        let waker = self.room.forget(id);
-        self.has_news |= self.room.has_wakes();
-        waker
-    }
-
     #[inline(never)]
     fn drain_notices(&mut self, outside: &mut Outside<'_, Action>) {
         while let Some(notice) = self.session.poll_notice() {
@@ -316,7 +269,17 @@ impl RpcEndpoint {
                     Some(on_event) => Action::PeerGoingAway(Arc::clone(on_event)),
                     None => Action::Settled(None),
                 },
+                SessionEvent::Drained if self.session.ends_itself() => {
+                    Action::Idle(self.on_event.clone())
+                }
                 SessionEvent::Drained => Action::Settled(None),
+                SessionEvent::Hello(credentials) => match self.door.take() {
+                    Some(door) => {
+                        let credentials = credentials.map(Vec::from).map(Credentials::from);
+                        Action::Hello(Box::new((door, credentials)))
+                    }
+                    None => continue,
+                },
                 SessionEvent::Discard(body) => {
                     outside.drop(body);
                     continue;
@@ -327,47 +290,43 @@ impl RpcEndpoint {
 
     #[cold]
     fn drain_news(&mut self, outside: &mut Outside<'_, Action>) {
-        while let Some(news) = self.poll_news() {
-            outside.run(news);
-        }
-    }
-
-    fn poll_news(&mut self) -> Option<Action> {
-        if let Some(waker) = self.room.poll_wake() {
-            return Some(Action::Wake(waker));
+        while let Some(waker) = self.quota.poll_wake() {
+            outside.run(Action::Wake(waker));
         }
         self.has_news = false;
-        // Not `then_some`, which would make and drop an action every time.
-        if std::mem::take(&mut self.ended) { Some(self.told_of_end()) } else { None }
-    }
-
-    /// Longest body of a reply to this peer, bytes.
-    pub(crate) fn reply_room(&self) -> usize {
-        let room = self.max_message_bytes.saturating_sub(RESPONSE_HEADER_BYTES);
-        usize::try_from(room).unwrap_or(usize::MAX)
+        if !std::mem::take(&mut self.ended) {
+            return;
+        }
+        let place = if self.released { self.place.take() } else { None };
+        outside.run(match self.cause.take() {
+            Some(cause) => {
+                let peer = Arc::clone(self.identity());
+                let (on_event, on_end) = (self.on_event.take(), self.on_end.take());
+                let (_place, _door) = (place, self.door.take());
+                Action::Ended(Box::new(Ended { peer, cause, on_event, on_end, _place, _door }))
+            }
+            None => Action::Settled(place),
+        });
     }
 }
 
-/// The text for a message that is too large. `end` is the side that would receive it.
-#[cold]
-fn too_large(body: u64, takes: u64, end: &str) -> String {
-    format!(
-        "of {body} bytes is larger than the {takes} bytes that the {end} takes: raise \
-         `max_message_bytes` in the `LinkConfig` of the {end}"
-    )
-}
-
-impl Protocol for RpcEndpoint {
+impl UpperLayer for RpcEndpoint {
     type Action = Action;
 
     fn on_established(&mut self, key: ConnectionKey, peer: &PeerIdentity, max_message_bytes: u64) {
         let now = clock::now();
-        let context = self.connection_context.established(key, peer.clone(), now);
+        let context = self.connection_context.established(key, peer.clone().into(), now);
         self.is_established = true;
         self.counts.established = Some(now);
         self.connection_context = Arc::new(context);
+        if let Some(limit) = self.max_idle {
+            self.session.end_when_idle(limit, now);
+        }
+        if let Some(limit) = self.max_age {
+            self.session.end_when_old(limit, now);
+        }
         self.max_message_bytes = max_message_bytes;
-        self.room.set_max_message_bytes(max_message_bytes);
+        self.quota.set_max_message_bytes(max_message_bytes);
     }
 
     fn memory_budget(&self) -> MemoryBudget {
@@ -376,14 +335,14 @@ impl Protocol for RpcEndpoint {
 
     #[inline]
     fn wants_waiting(&self) -> bool {
-        self.room.has_admitted()
+        self.quota.has_admitted() || self.session.is_item_room_low()
     }
 
-    fn on_waiting(&mut self, waiting: Waiting) {
-        self.room.on_waiting(waiting);
+    fn on_waiting(&mut self, waiting: Waiting) -> bool {
+        self.quota.on_waiting(waiting);
         self.session.set_longest_small(waiting.longest_small);
-        self.session.set_item_room(self.room.limit_bytes().saturating_sub(waiting.total_bytes()));
-        self.has_news |= self.room.has_wakes();
+        self.has_news |= self.quota.has_wakes();
+        self.session.set_item_room(self.quota.item_bytes())
     }
 
     #[inline]
@@ -394,9 +353,13 @@ impl Protocol for RpcEndpoint {
             .map_err(|error| error.to_string().into())
     }
 
+    fn copies_tail(&self, head: &[u8]) -> bool {
+        self.session.copies_tail(head)
+    }
+
     fn on_refused(&mut self, tag: u64, error: &SubmitError) {
-        // Sizes were checked before (`request_too_large`, `reply_room`), so the link must be
-        // closing, which ends every call anyhow.
+        // Sizes were checked before (`sizes.rs`), so the link must be closing, which ends every
+        // call.
         let error = error.to_string();
         logged(move || tracing::debug!(tag, error, "the link did not take a message"));
     }
@@ -434,6 +397,8 @@ impl Protocol for RpcEndpoint {
         if self.has_news {
             self.drain_news(outside);
         }
+        #[cfg(debug_assertions)]
+        self.session.assert_nothing_is_left();
     }
 
     #[inline]
@@ -442,15 +407,16 @@ impl Protocol for RpcEndpoint {
     }
 
     fn on_timeout(&mut self, now: Instant, revoke: Revoke<'_>) {
+        self.session.set_messages(self.counts.messages());
         self.session.on_timeout(now, &mut |tag| revoked(revoke(tag)));
     }
 
     fn on_closed(&mut self, cause: &CloseCause, revoke: Revoke<'_>) {
         self.session.on_closed(cause.clone(), &mut |tag| revoked(revoke(tag)));
         self.cause = self.is_established.then(|| cause.clone());
-        // Told once.
+        // Set once.
         let _ = self.connection_context.ended.set(cause.clone());
-        self.room.close();
+        self.quota.close();
         (self.ended, self.has_news) = (true, true);
     }
 

@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use rpc_transport::device::PeerIdentity;
 use rpc_transport::engine::clock;
 
 use super::RpcShard;
-use crate::observability::stats::ConnectionStats;
+use crate::identity::Identity;
+use crate::stats::ConnectionStats;
 
-/// Places of a shard's table that are looked at while its lock is held: a snapshot of many connections
-/// holds nobody up for longer than that takes.
+/// Places of a shard's table that are read in one hold of its lock, so that a snapshot of many
+/// connections delays calls only for a short time.
 const AT_ONCE: usize = 16;
 
-/// A connection without its texts: of many, only those are made that are shown.
+/// A connection without its texts: they are made only for the connections that are shown.
 pub(crate) struct Surveyed<'s> {
-    peer: Arc<PeerIdentity>,
+    peer: Arc<Identity>,
     device: &'s str,
     since: Instant,
     pub(crate) stats: ConnectionStats,
@@ -35,16 +35,16 @@ impl Surveyed<'_> {
 /// Appends the connections of a shard.
 pub(crate) fn survey(shard: &RpcShard, into: &mut Vec<ConnectionStats>) {
     let mut found = Vec::new();
-    look_at(shard, &mut found);
+    collect(shard, &mut found);
     into.extend(found.into_iter().map(Surveyed::with_texts));
 }
 
-/// The same, without the texts.
-pub(crate) fn look_at<'s>(shard: &'s RpcShard, into: &mut Vec<Surveyed<'s>>) {
+/// Appends the connections of a shard, without the texts.
+pub(crate) fn collect<'s>(shard: &'s RpcShard, into: &mut Vec<Surveyed<'s>>) {
     let device = shard.device().attributes().name.as_str();
     let mut from = Some(0);
     while let Some(at) = from {
-        // Memory is taken when the lock has been let go.
+        // Memory is allocated outside the lock.
         into.reserve(AT_ONCE);
         from = shard.survey(at, AT_ONCE, |endpoint, survey| {
             if let Some(since) = endpoint.established() {

@@ -1,10 +1,10 @@
-//! Interceptors of a channel, and what it adds to each of its calls.
+//! Interceptors of a channel, and the metadata that it adds to each of its calls.
 //!
 //! Invariants:
-//! 1. They see calls, not attempts: a call that is tried again, hedged or sent on another connection
+//! 1. They see calls, not attempts: a call that is retried, hedged or sent on another connection
 //!    has one `before` and one `after`.
-//! 2. Whose `before` has let a call pass gets one `after`, with no lock held: who has
-//!    begun a call, ends it by [`Around::end`].
+//! 2. An interceptor whose `before` accepted a call gets one `after`, with no lock held: the code
+//!    that begins a call ends it with [`Around::end`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use rpc_transport::engine::clock;
 
 use super::{Begun, Ended, Extensions, Found, after, before};
 use crate::metadata::{Metadata, MetadataError};
+use crate::reply::CallOutcome;
 use crate::service::MethodDescriptor;
-use crate::service::reply::CallOutcome;
 use crate::status::Status;
 use crate::stream::item_counts::ItemCounters;
 
-/// What is done before and after each call of a channel, on the task that makes it: see
+/// Runs before and after each call of a channel, on the task that makes the call: see
 /// [the module](super).
 ///
 /// # Example
@@ -51,22 +51,23 @@ pub trait ClientInterceptor: Send + Sync + 'static {
         std::any::type_name::<Self>()
     }
 
-    /// When the call is first awaited or started, before anything of it is sent.
+    /// Called when the call is first awaited or started, before any of it is sent.
     ///
     /// # Errors
-    /// The status that the call ends with: nothing is sent.
+    /// The status with which the call ends; nothing is sent.
     fn before(&self, call: &mut Outbound<'_>) -> Result<(), Status> {
         let _ = call;
         Ok(())
     }
 
-    /// When the call has ended, after its last attempt; of a stream, when its end has been read.
+    /// Called when the call has ended, after its last attempt; for a stream, when its end has been
+    /// read.
     fn after(&self, call: &Ended<'_>) {
         let _ = call;
     }
 }
 
-/// A call that is about to leave.
+/// A call that is about to be sent.
 pub struct Outbound<'a> {
     begun: &'a Begun,
     metadata: &'a mut Metadata,
@@ -81,26 +82,26 @@ impl Outbound<'_> {
         self.begun.method
     }
 
-    /// The metadata that goes with the call.
+    /// The metadata sent with the call.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         self.metadata
     }
 
-    /// The same, to be changed.
+    /// The metadata sent with the call, mutable.
     #[must_use]
     pub fn metadata_mut(&mut self) -> &mut Metadata {
         self.metadata
     }
 
-    /// When the call ends at the latest: the earliest of its own deadline, the channel's, and that
-    /// of the handler that makes it.
+    /// The deadline of the call: the earliest of its own, the channel's, and that of the calling
+    /// handler.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         *self.deadline
     }
 
-    /// Brings the deadline forward; a later one changes nothing.
+    /// Brings the deadline forward; a later one is ignored.
     pub fn shorten_deadline(&mut self, deadline: Instant) {
         *self.deadline = Some(self.deadline.map_or(deadline, |other| other.min(deadline)));
     }
@@ -111,7 +112,7 @@ impl Outbound<'_> {
         self.begun.request_bytes
     }
 
-    /// Puts a value beside the call, for `after`: [`Ended::extension`].
+    /// Attaches a value to the call, for `after`: [`Ended::extension`].
     pub fn insert<T: Send + Sync + 'static>(&mut self, value: T) {
         self.extensions.insert(value);
     }
@@ -126,10 +127,10 @@ impl fmt::Debug for Outbound<'_> {
     }
 }
 
-/// What a channel does with each of its calls.
+/// What a channel adds to each of its calls: metadata and interceptors.
 #[derive(Clone, Default)]
 pub(crate) struct Around {
-    /// For calls that do not say otherwise.
+    /// Default metadata, which a call can override.
     pub(crate) metadata: Metadata,
     chain: Vec<Arc<dyn ClientInterceptor>>,
 }
@@ -144,10 +145,10 @@ impl Around {
         self.metadata.is_empty() && self.chain.is_empty()
     }
 
-    /// The call is about to leave.
+    /// Runs the interceptors' `before` on a call that is about to be sent.
     ///
     /// # Errors
-    /// The status that it ends with instead.
+    /// The status with which the call ends instead.
     #[inline(always)]
     pub(crate) fn begin(
         &self,
@@ -185,7 +186,7 @@ impl Around {
         Ok(())
     }
 
-    /// An interceptor lets the call not pass: those before it are told.
+    /// An interceptor refused the call: reports the end to those before it.
     #[cold]
     fn refused(&self, passed: usize, watch: &mut Watch, status: Status) -> Status {
         let mut panicked = None;
@@ -200,7 +201,7 @@ impl Around {
         panicked.unwrap_or(status)
     }
 
-    /// Adds what the call does not say otherwise.
+    /// Adds the channel's metadata, except for names that the call sets itself.
     #[cold]
     fn add_metadata(&self, metadata: &mut Metadata) -> Result<(), MetadataError> {
         for (name, value) in self.metadata.iter_bytes() {
@@ -211,12 +212,12 @@ impl Around {
         Ok(())
     }
 
-    /// Ends the call, unless it has not begun, and drops what it has for interceptors. If one of them panics, its
-    /// status takes the place of what was found.
+    /// Reports the end of the call to the interceptors, if it has begun. If one of them panics, its
+    /// status replaces the outcome.
     #[inline(always)]
     pub(crate) fn end(
         &self,
-        watch: &mut Watch,
+        watch: &Watch,
         method: &'static MethodDescriptor,
         found: &mut CallOutcome,
     ) {
@@ -228,11 +229,10 @@ impl Around {
                 replace(found, &mut panicked, method);
             }
         }
-        watch.clear();
     }
 }
 
-/// Tells interceptors how a call has ended.
+/// Reports the end of a call to interceptors.
 #[inline(always)]
 fn tell(passed: &[Arc<dyn ClientInterceptor>], call: &Ended<'_>, panicked: &mut Option<Status>) {
     for interceptor in passed.iter().rev() {
@@ -240,7 +240,7 @@ fn tell(passed: &[Arc<dyn ClientInterceptor>], call: &Ended<'_>, panicked: &mut 
     }
 }
 
-/// An interceptor has panicked after the call.
+/// Replaces the outcome of the call after an interceptor's panic.
 #[cold]
 #[inline(never)]
 fn replace(
@@ -260,12 +260,13 @@ impl fmt::Debug for Around {
     }
 }
 
-/// What interceptors know of a call, which is to be ended by [`Around::end`].
+/// The interceptors' view of a call, to be ended by [`Around::end`].
 #[derive(Default)]
 pub(crate) struct Watch {
-    /// The call has what the channel adds, though there may be no interceptors: attempts are part of it.
+    /// Whether the channel's additions were made, even without interceptors: further attempts of
+    /// the call keep them.
     has_begun: bool,
-    /// While those who have let the call pass wait for its end: all of the chain.
+    /// Set while the interceptors, all of the chain, wait for the end of the call.
     begun: Option<Begun>,
     extensions: Extensions,
 }
@@ -277,22 +278,18 @@ impl Watch {
         self.has_begun
     }
 
-    pub(crate) fn items(&self) -> Option<&ItemCounters> {
-        self.begun.as_ref()?.items.as_deref()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        !self.has_begun && self.begun.is_none() && self.extensions.is_empty()
-    }
-
-    /// Drops what was put beside the call.
-    #[inline(always)]
-    fn clear(&mut self) {
+    /// Drops what belongs to the call.
+    #[inline]
+    pub(crate) fn clear(&mut self) {
         self.has_begun = false;
         self.begun = None;
         if !self.extensions.is_empty() {
             self.extensions = Extensions::new();
         }
+    }
+
+    pub(crate) fn items(&self) -> Option<&ItemCounters> {
+        self.begun.as_ref()?.items.as_deref()
     }
 }
 
@@ -312,9 +309,10 @@ mod tests {
         async fn reply(&self) {}
     }
 
-    /// Each attempt of a call began anew where a channel has metadata and no interceptors.
+    /// Regression: in a channel with metadata and no interceptors, each attempt of a call began
+    /// anew.
     #[test]
-    fn a_call_has_begun_also_where_there_is_only_metadata() {
+    fn a_call_begins_with_only_metadata() {
         let method = QuickServer::new(Replies).descriptor().methods[0];
         let mut around = Around::default();
         around.metadata.insert("tenant", "blue").unwrap();
@@ -324,7 +322,5 @@ mod tests {
         around.begin(&mut watch, method, &mut metadata, &mut deadline, 0).unwrap();
         assert!(watch.has_begun(), "attempts are part of it");
         assert_eq!(metadata.text("tenant"), Some("blue"));
-        around.end(&mut watch, method, &mut None);
-        assert!(watch.is_empty(), "it is used again, for another call");
     }
 }

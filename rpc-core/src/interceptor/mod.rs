@@ -1,27 +1,26 @@
-//! Interceptors: code of the user's before and after each call, at either end.
+//! Interceptors: user code that runs before and after each call, at either end.
 //!
 //! A [`ServerInterceptor`] sees the calls of a server ([`ServerBuilder::interceptor`]), a
-//! [`ClientInterceptor`] those of a channel ([`ChannelBuilder::interceptor`]): who calls, metadata,
-//! deadline, how the call ended. They are plain functions and see no payload. What has to wait, or
-//! to see replies, is a layer: a [`Dispatch`](crate::service::Dispatch) around a `Dispatch`, see
-//! [`ServerBuilder::layer`].
+//! [`ClientInterceptor`] those of a channel ([`ChannelBuilder::interceptor`]): the caller,
+//! metadata, deadline, how the call ended. They are plain functions and see no payload. Use a layer
+//! to await something or to inspect replies: a [`Dispatch`](crate::service::Dispatch) around a
+//! `Dispatch`, see [`ServerBuilder::layer`].
 //!
-//! * The first that was added is the outermost: its `before` runs first, its `after` last.
-//! * They see the calls that reach a service: none that the server refuses before, as it knows no such
-//!   method, has no room or drains.
-//! * A call that `before` refuses does not run. Those whose `before` has let it pass get an `after`.
-//! * Whose `before` has let a call pass gets exactly one `after`, however the call ends: also when
-//!   it is cancelled, or its handler panics.
-//! * An interceptor that panics costs its own call, which ends with
-//!   [`Internal`](crate::Code::Internal).
-//! * They run where the call runs, on a thread that drives other calls as well: they must not block.
+//! * The interceptor added first is the outermost: its `before` runs first, its `after` last.
+//! * They see the calls that reach a service, not those that the server refuses before because the
+//!   method is unknown, a limit is reached or the server drains.
+//! * A call that a `before` refuses does not run. The interceptors whose `before` accepted it get
+//!   an `after`.
+//! * An interceptor whose `before` accepted a call gets exactly one `after`, however the call ends:
+//!   also if it is cancelled or its handler panics.
+//! * If an interceptor panics, its call ends with [`Internal`](crate::Code::Internal).
+//! * They run where the call runs, on a thread that also drives other calls, and must not block.
 //!
 //! [`ServerBuilder::interceptor`]: crate::ServerBuilder::interceptor
 //! [`ServerBuilder::layer`]: crate::ServerBuilder::layer
 //! [`ChannelBuilder::interceptor`]: crate::ChannelBuilder::interceptor
 
 pub(crate) mod client;
-pub(crate) mod extensions;
 pub(crate) mod server;
 
 use std::any::Any;
@@ -36,11 +35,11 @@ use rpc_transport::message::received::Message;
 
 pub use self::client::{ClientInterceptor, Outbound};
 pub use self::server::{Inbound, ServerInterceptor};
-pub use crate::interceptor::extensions::Extensions;
+pub use crate::context::extensions::Extensions;
 use crate::metadata::Metadata;
+use crate::method::MethodDescriptor;
+use crate::reply::{CallOutcome, Reply};
 use crate::service::ReplyKind;
-use crate::service::method::MethodDescriptor;
-use crate::service::reply::{CallOutcome, Reply};
 use crate::status::{Code, Status};
 use crate::stream::item_counts::ItemCounters;
 pub use crate::stream::item_counts::ItemCounts;
@@ -49,20 +48,19 @@ pub use crate::stream::item_counts::ItemCounts;
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Ending<'a> {
-    /// With a result; a stream came to its own end.
+    /// With a result; for a stream: with its regular end.
     Ok,
     /// With the method's own error.
     UserError,
     /// With a status.
     Status(&'a Status),
-    /// Nobody waits for its end any more: the caller dropped the call, its deadline passed, or the
-    /// connection was lost.
+    /// Cancelled: the caller dropped the call, its deadline passed, or the connection was lost.
     Cancelled,
 }
 
 impl Ending<'_> {
-    /// The code: that of the status, [`Cancelled`](Code::Cancelled), and else
-    /// [`Ok`](Code::Ok), as a method's own error is an answer.
+    /// The code: that of the status, [`Cancelled`](Code::Cancelled), or otherwise [`Ok`](Code::Ok),
+    /// since a method's own error is an answer.
     #[must_use]
     pub fn code(&self) -> Code {
         match self {
@@ -73,14 +71,14 @@ impl Ending<'_> {
     }
 }
 
-/// What a call has ended with, looked at when an interceptor asks.
+/// The outcome of a call, inspected when an interceptor asks.
 #[derive(Clone, Copy)]
 enum Found<'a> {
     Status(&'a Status),
     Cancelled,
-    /// That a server is about to send.
+    /// A reply that a server is about to send.
     Reply(&'a Reply),
-    /// That a client has.
+    /// The outcome of a call at the client.
     Outcome(&'a CallOutcome),
 }
 
@@ -109,15 +107,15 @@ impl<'a> Found<'a> {
 /// The body of a reply.
 #[derive(Clone, Copy)]
 enum Body<'a> {
-    /// A status has none.
+    /// A status has no body.
     None,
-    /// That is to be sent.
+    /// To be sent.
     Sent(&'a OutBuf),
     Received(&'a Message),
 }
 
 impl<'a> Body<'a> {
-    /// Encoded metadata in front of it.
+    /// The encoded metadata in front of it.
     fn metadata(self) -> &'a [u8] {
         match self {
             Self::None => &[],
@@ -135,16 +133,16 @@ impl<'a> Body<'a> {
     }
 }
 
-/// What is known of a call when it begins.
+/// The facts known at the start of a call.
 struct Begun {
     method: &'static MethodDescriptor,
     at: Instant,
     request_bytes: u64,
-    /// Of a call with streams.
+    /// Only for a call with streams.
     items: Option<Arc<ItemCounters>>,
 }
 
-/// A call that has ended, as its interceptors see it.
+/// A finished call, as seen by its interceptors.
 pub struct Ended<'a> {
     begun: &'a Begun,
     found: Found<'a>,
@@ -158,20 +156,20 @@ impl Ended<'_> {
         self.begun.method
     }
 
-    /// How it ended.
+    /// How the call ended.
     #[must_use]
     pub fn ending(&self) -> Ending<'_> {
         self.found.ending()
     }
 
-    /// The code that it ended with; see [`Ending::code`].
+    /// The code of the outcome; see [`Ending::code`].
     #[must_use]
     pub fn code(&self) -> Code {
         self.ending().code()
     }
 
-    /// Time since the first `before`: on a server that of the handler, in a client that of the
-    /// whole call with all of its attempts.
+    /// Time since the first `before`: on a server the time of the handler, in a client that of the
+    /// whole call with all its attempts.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         clock::now().saturating_duration_since(self.begun.at)
@@ -183,14 +181,14 @@ impl Ended<'_> {
         self.begun.request_bytes
     }
 
-    /// Length of the encoded result or error of the method's own, bytes; 0 for everything else.
+    /// Length of the encoded result, or of the method's own error, bytes; 0 otherwise.
     #[must_use]
     pub fn reply_bytes(&self) -> u64 {
         let body = self.found.body();
         body.total_len() - body.metadata().len() as u64
     }
 
-    /// The metadata that goes with the reply; see
+    /// The metadata of the reply; see
     /// [`Context::set_reply_metadata`](crate::Context::set_reply_metadata).
     #[must_use]
     pub fn reply_metadata(&self) -> Metadata {
@@ -200,8 +198,8 @@ impl Ended<'_> {
         }
     }
 
-    /// The metadata that went before the items of its results; see
-    /// [`Context::set_initial_metadata`](crate::Context::set_initial_metadata). Of a client's stream it is
+    /// The initial metadata, sent before the items of the results; see
+    /// [`Context::set_initial_metadata`](crate::Context::set_initial_metadata). At a client it is
     /// empty if the stream was dropped before any of it was read.
     #[must_use]
     pub fn initial_metadata(&self) -> Metadata {
@@ -218,7 +216,7 @@ impl Ended<'_> {
         self.item_counters().map(ItemCounters::counts).unwrap_or_default()
     }
 
-    /// What an interceptor has put beside the call before.
+    /// A value that an interceptor attached to the call.
     #[must_use]
     pub fn extension<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {
         self.extensions.get()
@@ -234,17 +232,17 @@ impl fmt::Debug for Ended<'_> {
     }
 }
 
-/// Runs what comes before a call.
+/// Runs `before` of an interceptor.
 ///
 /// # Errors
-/// The status that the call ends with instead, also if the interceptor has panicked.
+/// The status with which the call ends instead, also if the interceptor panicked.
 #[inline(always)]
 fn before<'a>(
     name: impl FnOnce() -> &'a str,
     method: &'static MethodDescriptor,
     run: impl FnOnce() -> Result<(), Status>,
 ) -> Result<(), Status> {
-    // Put beside what `catch_unwind` gives, so that nothing is moved where all goes well.
+    // Stored separately from the result of `catch_unwind`, so that success moves nothing.
     let mut refused = Ok(());
     let run = || {
         let answer = run();
@@ -261,14 +259,15 @@ fn before<'a>(
     }
 }
 
-/// Out of line, so that it is moved only where it is an error.
+/// Out of line, so that only an error is moved.
 #[cold]
 #[inline(never)]
 fn taken(answer: &mut Result<(), Status>) -> Result<(), Status> {
     std::mem::replace(answer, Ok(()))
 }
 
-/// Runs what comes after a call. If it panics, `panicked` is the status that the call ends with.
+/// Runs `after` of an interceptor. If it panics, `panicked` is set to the status with which the
+/// call ends.
 #[inline(always)]
 fn after<'a>(
     name: impl FnOnce() -> &'a str,
@@ -300,7 +299,7 @@ fn panicked<'a>(
 ) -> Status {
     let name = catch_unwind(AssertUnwindSafe(name)).unwrap_or_else(|second| {
         std::mem::forget(second);
-        "(its name panics)"
+        "(its `name` panics)"
     });
     let text = panic
         .downcast_ref::<&str>()
@@ -313,7 +312,7 @@ fn panicked<'a>(
         panic = text,
         "an interceptor panicked"
     );
-    // What was thrown may itself panic when it is dropped.
+    // Dropping the payload of the panic may itself panic.
     if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
         std::mem::forget(second);
     }

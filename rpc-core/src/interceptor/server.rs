@@ -1,35 +1,35 @@
-//! Interceptors of a server: outside of all layers, and as a layer.
+//! Interceptors of a server, outside of all layers and as a layer.
 //!
 //! Invariants:
-//! 1. Whose `before` has let a call pass gets one `after`, when its handler is dropped at the latest.
-//! 2. Without interceptors nothing is done. Outside of all layers, a handler that replies when it is polled
-//!    where its call is run is not wrapped; one that waits, or has a task from the begin, is.
+//! 1. An interceptor whose `before` accepted a call gets one `after`, at the latest when its
+//!    handler is dropped.
+//! 2. Without interceptors nothing is done. Outside of all layers, a handler that replies in its
+//!    first poll is not wrapped; one that waits, or runs as a task from the start, is.
 
 use std::any::Any;
-use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Context as TaskContext;
-use std::thread::LocalKey;
 use std::time::Instant;
 
 use rpc_transport::device::PeerIdentity;
 use rpc_transport::engine::clock;
+use rpc_transport::memory::free_list::{self, FreeList};
 use rpc_transport::user_code::caught;
 use tokio::time::Sleep;
 
 use super::{Begun, Ended, Found, after, before};
 use crate::context::Context;
+use crate::identity::Identity;
 use crate::metadata::Metadata;
-use crate::runtime::recycled::{self, Link, List, Recycle};
 use crate::service::handler::{Handler, Origin, Watched};
 use crate::service::{Dispatch, MethodDescriptor, Reply, Request, ServiceDescriptor};
 use crate::status::Status;
 
-/// What is done before and after each call of a server: see [the module](super).
+/// Runs before and after each call of a server: see [the module](super).
 ///
 /// # Example
 /// ```
@@ -60,7 +60,8 @@ use crate::status::Status;
 ///     }
 /// }
 ///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let server = rpc_core::Server::builder()
 ///     .interceptor(Auth)
 ///     .add_service(GreeterServer::new(Polite))
@@ -78,29 +79,29 @@ pub trait ServerInterceptor: Send + Sync + 'static {
         std::any::type_name::<Self>()
     }
 
-    /// Before the handler runs.
+    /// Called before the handler runs.
     ///
     /// # Errors
-    /// The status that the call ends with: its handler does not run.
+    /// The status with which the call ends; its handler does not run.
     fn before(&self, call: &mut Inbound<'_>) -> Result<(), Status> {
         let _ = call;
         Ok(())
     }
 
-    /// After the handler has ended, and before its reply is sent.
+    /// Called after the handler has ended and before its reply is sent.
     fn after(&self, context: &Context, call: &Ended<'_>) {
         let _ = (context, call);
     }
 }
 
-/// The interceptors that stand together, outermost first.
+/// A chain of interceptors, outermost first.
 pub(crate) type Chain = Arc<[Arc<dyn ServerInterceptor>]>;
 
-/// A call that has come to a server.
+/// A call that has arrived at a server.
 pub struct Inbound<'a> {
     context: &'a mut Context,
     begun: &'a Begun,
-    /// An interceptor has brought the deadline forward.
+    /// Whether an interceptor brought the deadline forward.
     is_shortened: bool,
 }
 
@@ -117,11 +118,17 @@ impl Inbound<'_> {
         self.context.metadata()
     }
 
-    /// The caller, as far as the transport knows it: the process over shared memory, with what the
-    /// kernel says of it, else the address.
+    /// The caller, as far as the transport knows it: over shared memory the process, as reported by
+    /// the kernel; otherwise the address.
     #[must_use]
-    pub fn peer(&self) -> Option<&Arc<PeerIdentity>> {
+    pub fn peer(&self) -> Option<&PeerIdentity> {
         self.context.peer()
+    }
+
+    /// Who calls, as far as this end knows.
+    #[must_use]
+    pub fn identity(&self) -> Option<&Arc<Identity>> {
+        self.context.identity()
     }
 
     /// When the caller stops waiting.
@@ -130,9 +137,9 @@ impl Inbound<'_> {
         self.context.deadline()
     }
 
-    /// Brings the deadline forward; a later one than the call's changes nothing. The call then ends
-    /// with [`DeadlineExceeded`](crate::Code::DeadlineExceeded), and its handler is dropped, unless
-    /// the method is `no_cancel`: such a handler only sees the deadline.
+    /// Brings the deadline forward; one later than the call's is ignored. When it passes, the call
+    /// ends with [`DeadlineExceeded`](crate::Code::DeadlineExceeded), and its handler is dropped,
+    /// unless the method is `no_cancel`: such a handler only sees the deadline.
     pub fn shorten_deadline(&mut self, deadline: Instant) {
         if self.context.deadline().is_none_or(|other| deadline < other) {
             self.context.set_deadline(deadline);
@@ -146,13 +153,13 @@ impl Inbound<'_> {
         self.begun.request_bytes
     }
 
-    /// Puts a value beside the call, in place of an earlier one of its type: for the handler
+    /// Attaches a value to the call, replacing an earlier one of its type: for the handler
     /// ([`Context::extension`]), and for `after`.
     pub fn insert<T: Send + Sync + 'static>(&mut self, value: T) {
         self.context.insert_extension(value);
     }
 
-    /// What another interceptor has put beside the call.
+    /// A value that another interceptor attached to the call.
     #[must_use]
     pub fn extension<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {
         self.context.extension()
@@ -168,7 +175,7 @@ impl fmt::Debug for Inbound<'_> {
     }
 }
 
-/// A service with interceptors around it, inside of a layer.
+/// A service wrapped in interceptors, as a layer.
 pub(crate) struct Intercepted {
     inner: Arc<dyn Dispatch>,
     chain: Chain,
@@ -197,9 +204,9 @@ impl Dispatch for Intercepted {
     }
 }
 
-/// Runs what comes before a call, `first`, and what comes after it, if there is a reply by then; else the
-/// handler takes what comes after along. `first` makes the handler, and may poll it. Its panic is the reply
-/// that the caller gets.
+/// Runs `before` of the interceptors, then `first`, then `after` if there is a reply by then;
+/// otherwise the handler is wrapped so that `after` runs at its end. `first` creates the handler,
+/// and may poll it. If it panics, the panic becomes the reply.
 #[inline(always)]
 pub(crate) fn run(
     chain: &Chain,
@@ -227,7 +234,7 @@ pub(crate) fn run(
     if let Err(panic) = catch_unwind(first) {
         after_panic(&context, &begun, panic, handler, reply);
     }
-    // A call that is over by now is told of in place; what waits takes all of it along.
+    // The end of a finished call is reported here; a waiting handler is wrapped.
     if reply.is_some() {
         tell_of(chain, &context, &begun, reply);
         context.let_go();
@@ -237,8 +244,8 @@ pub(crate) fn run(
     }
 }
 
-/// Tells interceptors how a call has ended. `panicked` is set to what takes the place of the reply if one of
-/// them has panicked.
+/// Reports the end of a call to interceptors. If one of them panics, `panicked` is set to the
+/// status that replaces the reply.
 #[inline(always)]
 fn tell(
     passed: &[Arc<dyn ServerInterceptor>],
@@ -254,7 +261,7 @@ fn tell(
     }
 }
 
-/// The same of a call that has a reply.
+/// Reports the end of a call with a reply, which an interceptor's panic replaces.
 #[inline(always)]
 fn tell_of(
     passed: &[Arc<dyn ServerInterceptor>],
@@ -270,14 +277,14 @@ fn tell_of(
     }
 }
 
-/// An interceptor has panicked after the call.
+/// Replaces the reply after an interceptor's panic.
 #[cold]
 #[inline(never)]
 fn replace(reply: &mut Option<Reply>, panicked: &mut Option<Status>) {
     *reply = panicked.take().map(Reply::Status);
 }
 
-/// An interceptor lets the call not pass: those before it are told.
+/// An interceptor refused the call: reports the end to those before it.
 #[cold]
 #[inline(never)]
 fn refused(
@@ -289,12 +296,12 @@ fn refused(
     let context = std::mem::take(&mut request.context);
     let mut panicked = None;
     tell(passed, &context, begun, Found::Status(&status), &mut panicked);
-    // What other interceptors have put beside the call is dropped here.
+    // This drops the values that other interceptors attached to the call.
     caught(|| drop(context));
     panicked.unwrap_or(status)
 }
 
-/// What a layer further in makes of the call has panicked, or its handler.
+/// A layer further in, or the handler, panicked.
 #[cold]
 #[inline(never)]
 fn after_panic(
@@ -304,29 +311,29 @@ fn after_panic(
     handler: &mut Option<Handler>,
     reply: &mut Option<Reply>,
 ) {
-    let origin = Origin { method: Some(begun.method.name), peer: context.peer().cloned() };
+    let origin = Origin { method: Some(begun.method.name), peer: context.identity().cloned() };
     handler.get_or_insert_with(Handler::over).after_panic(panic, &origin, reply);
 }
 
-/// What a call that waits has for its interceptors, who are told how it ended, once.
+/// The interceptors' view of a waiting call, whose end is reported to them once.
 struct Watch {
-    /// How many have let the call pass and wait for its end.
+    /// The number of interceptors that accepted the call and wait for its end.
     passed: usize,
-    /// One of them has brought the deadline forward.
+    /// Whether one of them brought the deadline forward.
     is_shortened: bool,
     context: Context,
     begun: Begun,
 }
 
 impl Watch {
-    /// Nobody waits for the call's end any more.
+    /// Reports that the call was cancelled.
     #[cold]
     fn cancel(&mut self, chain: &Chain) {
         let passed = std::mem::take(&mut self.passed);
         tell(&chain[..passed], &self.context, &self.begun, Found::Cancelled, &mut None);
     }
 
-    /// If there is a reply, the interceptors are told.
+    /// Reports the end of the call to the interceptors, if there is a reply.
     #[inline]
     fn on_reply(&mut self, chain: &Chain, reply: &mut Option<Reply>) {
         if reply.is_some() {
@@ -335,10 +342,10 @@ impl Watch {
         }
     }
 
-    /// The handler, which has not replied yet.
+    /// Wraps the handler, which has not replied yet.
     #[inline(never)]
     fn wait(self, chain: &Chain, inner: Handler) -> Handler {
-        let mut slot = recycled::take::<Slot>();
+        let mut slot = free_list::take(&FREE).unwrap_or_default();
         let chain = Arc::clone(chain);
         let call = slot.call.insert(WatchedCall { inner, timer: None, chain, watch: self });
         if call.watch.is_shortened && !call.watch.begun.method.no_cancel {
@@ -349,10 +356,10 @@ impl Watch {
     }
 }
 
-/// A handler whose end interceptors wait for.
+/// A handler wrapped in interceptors that wait for its end.
 struct WatchedCall {
     inner: Handler,
-    /// A deadline that an interceptor has set.
+    /// The deadline set by an interceptor.
     timer: Option<Pin<Box<Sleep>>>,
     chain: Chain,
     watch: Watch,
@@ -365,28 +372,34 @@ impl WatchedCall {
             && timer.as_mut().poll(cx).is_ready()
         {
             let name = self.watch.begun.method.name;
-            let text = format!("{name}: the deadline that an interceptor set has passed");
+            let text = format!("{name}: the deadline set by an interceptor has passed");
             *reply = Some(Reply::Status(Status::deadline_exceeded(text)));
         }
     }
 }
 
 impl Drop for WatchedCall {
-    /// A call that has not ended is cancelled by that.
+    /// Cancels the call if it has not ended.
     fn drop(&mut self) {
         if self.watch.passed > 0 {
-            // After it, nothing of the handler runs any more.
+            // `after` runs when the handler has been dropped.
             self.inner = Handler::over();
             self.watch.cancel(&self.chain);
         }
     }
 }
 
-/// The same in a box that is used again.
+/// Most unused boxes that a thread keeps.
+const KEEP_COUNT: usize = 64;
+
+thread_local! {
+    static FREE: FreeList<Box<Slot>, KEEP_COUNT> = const { FreeList::new() };
+}
+
+/// A [`WatchedCall`] in a box that is used again.
 #[derive(Default)]
 struct Slot {
     call: Option<WatchedCall>,
-    link: Link<Self>,
 }
 
 impl Watched for Slot {
@@ -418,27 +431,9 @@ impl Watched for Slot {
 }
 
 impl Slot {
-    /// Ends what is in it, which may run code of the user's.
+    /// Drops the call, which may run user code, and returns the box.
     fn give_back(mut self: Box<Self>) {
         self.call = None;
-        recycled::give_back(self);
-    }
-}
-
-thread_local! {
-    static KEPT: List<Slot> = const { Cell::new(None) };
-}
-
-impl Recycle for Slot {
-    fn is_empty(&self) -> bool {
-        self.call.is_none()
-    }
-
-    fn link(&mut self) -> &mut Link<Self> {
-        &mut self.link
-    }
-
-    fn list() -> &'static LocalKey<List<Self>> {
-        &KEPT
+        free_list::keep(&FREE, self);
     }
 }

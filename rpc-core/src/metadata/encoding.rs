@@ -31,7 +31,7 @@ impl Metadata {
     /// Parses what [`Metadata::encode`] wrote; `bytes` is all of it.
     ///
     /// # Errors
-    /// [`MetadataError`] names the rule that the bytes break.
+    /// [`MetadataError`]: the rule that the bytes break.
     #[doc(hidden)]
     pub fn decode(bytes: &[u8]) -> Result<Self, MetadataError> {
         if bytes.is_empty() {
@@ -50,7 +50,11 @@ impl Metadata {
         }
         let mut entries: Vec<Entry> = Vec::with_capacity(count);
         for _ in 0..count {
-            let entry = decode_entry(&mut rest)?;
+            let name_len = usize::from(take(&mut rest, 1)?[0]);
+            let name = check_name(take(&mut rest, name_len)?)?.into();
+            let length = take(&mut rest, 2)?;
+            let value = take(&mut rest, usize::from(u16::from_le_bytes([length[0], length[1]])))?;
+            let entry = Entry { name, value: Bytes::copy_from_slice(value) };
             if entries.last().is_some_and(|last| last.name >= entry.name) {
                 return Err(MetadataError::Unsorted);
             }
@@ -61,14 +65,6 @@ impl Metadata {
         }
         Ok(Self(Some(Arc::new(entries))))
     }
-}
-
-fn decode_entry(rest: &mut &[u8]) -> Result<Entry, MetadataError> {
-    let name_len = usize::from(take(rest, 1)?[0]);
-    let name = check_name(take(rest, name_len)?)?;
-    let length = take(rest, 2)?;
-    let value = take(rest, usize::from(u16::from_le_bytes([length[0], length[1]])))?;
-    Ok(Entry { name: name.into(), value: Bytes::copy_from_slice(value) })
 }
 
 fn take<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8], MetadataError> {

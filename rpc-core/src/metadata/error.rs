@@ -1,4 +1,4 @@
-//! Which rule metadata breaks.
+//! Errors of metadata.
 
 use super::{MAX_ENCODED_BYTES, MAX_ENTRIES, MAX_NAME_BYTES, RESERVED_PREFIX};
 
@@ -12,45 +12,45 @@ pub enum MetadataError {
     )]
     BadName,
     /// More than [`MAX_ENCODED_BYTES`].
-    #[error("metadata of a call takes more than {MAX_ENCODED_BYTES} bytes")]
+    #[error("the metadata of a call exceeds {MAX_ENCODED_BYTES} bytes")]
     TooLong,
     /// It begins with [`RESERVED_PREFIX`].
     #[error(
-        "metadata names that begin with `{RESERVED_PREFIX}` are reserved for this framework: take \
-         another name"
+        "metadata names that begin with `{RESERVED_PREFIX}` are reserved for this framework: \
+         choose another name"
     )]
     Reserved,
-    /// Metadata of a reply, set by who serves no call.
+    /// Reply metadata set outside a handler.
     #[error(
-        "metadata of a reply is set in the handler of a call, and this is none: a task that a \
-         handler has spawned has no reply"
+        "reply metadata can only be set in the handler of a call: a task that a handler has \
+         spawned has no reply"
     )]
     NoCall,
-    /// Initial metadata that is set when what was set before has left.
+    /// Initial metadata set after earlier initial metadata has been sent.
     #[error(
-        "the initial metadata has left: set all of it before the stream first waits, or send this \
-         with the reply by `Context::set_reply_metadata`"
+        "the initial metadata has already been sent: set all of it before the stream first waits, \
+         or send this entry with the reply by `Context::set_reply_metadata`"
     )]
     InitialTwice,
-    /// Initial metadata that is set when the stream has begun.
+    /// Initial metadata set after the stream has begun.
     #[error(
-        "the first item, or the end, of the stream has left, and initial metadata goes before it: send \
-         this with the reply by `Context::set_reply_metadata`"
+        "the first item of the stream, or its end, has already been sent, and initial metadata \
+         must precede it: send this entry with the reply by `Context::set_reply_metadata`"
     )]
     InitialLate,
     /// More than [`MAX_ENTRIES`].
-    #[error("metadata of a call has more than {MAX_ENTRIES} entries")]
+    #[error("the metadata of a call has more than {MAX_ENTRIES} entries")]
     TooMany,
-    /// A block that is there holds an entry.
-    #[error("metadata is announced and has no entries")]
+    /// A block must have an entry.
+    #[error("a metadata block without entries")]
     Empty,
-    /// Names ascend.
-    #[error("metadata is not sorted, or names a value twice")]
+    /// Names must be in ascending order.
+    #[error("the metadata is not sorted, or has the same name twice")]
     Unsorted,
     /// It ends too early.
-    #[error("metadata ends too early")]
+    #[error("the metadata ends too early")]
     Truncated,
     /// Bytes are left over.
-    #[error("bytes are left over after metadata")]
+    #[error("bytes are left over after the metadata")]
     TrailingBytes,
 }

@@ -1,4 +1,4 @@
-//! Metadata: a few named values that travel beside the arguments of a call.
+//! Metadata: a few named values sent with the arguments of a call.
 //!
 //! Owns the map. Costs nothing, in memory or on the wire, when unused.
 //!
@@ -9,26 +9,39 @@
 
 mod encoding;
 mod error;
+pub(crate) mod trace_parent;
 
 use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use rpc_transport::protocol::config::ConfigError;
 
 pub use self::error::MetadataError;
+use crate::session::check_most;
 
-/// Most entries of a call.
+/// Maximum number of entries of a call.
 pub const MAX_ENTRIES: usize = 64;
 /// Longest name, bytes.
 pub const MAX_NAME_BYTES: usize = 64;
-/// Names that begin with this are refused, as they are kept for what the framework itself may say;
-/// a peer's are taken.
+/// Prefix of names reserved for the framework: setting them is refused, but they are accepted from
+/// a peer.
 pub const RESERVED_PREFIX: &str = "rpc-";
 /// Longest encoding of all metadata of a call, bytes.
 pub const MAX_ENCODED_BYTES: usize = u16::MAX as usize;
-/// The same, unless [`ChannelBuilder::max_metadata_bytes`](crate::ChannelBuilder::max_metadata_bytes)
-/// and [`ServerBuilder::max_metadata_bytes`](crate::ServerBuilder::max_metadata_bytes) say otherwise.
+/// Default limit of that length, bytes, which
+/// [`ChannelBuilder::max_metadata_bytes`](crate::ChannelBuilder::max_metadata_bytes) and
+/// [`ServerBuilder::max_metadata_bytes`](crate::ServerBuilder::max_metadata_bytes) change.
 pub const DEFAULT_MAX_BYTES: usize = 8 * 1024;
+
+/// Checks a limit on the length of metadata, bytes.
+///
+/// # Errors
+/// [`ConfigError`] if it exceeds the maximum of a message.
+pub(crate) fn check_limit(bytes: usize) -> Result<(), ConfigError> {
+    let advice = "send more as an argument or a result";
+    check_most("max_metadata_bytes", bytes as u64, MAX_ENCODED_BYTES as u64, advice)
+}
 
 /// Named values of a call, sorted by name. Cheap to clone; empty ones allocate nothing.
 ///
@@ -57,7 +70,7 @@ impl Entry {
 }
 
 impl Metadata {
-    /// No entries.
+    /// Creates empty metadata.
     #[must_use]
     pub const fn new() -> Self {
         Self(None)
@@ -90,14 +103,14 @@ impl Metadata {
         Some(&self.entries()[at].value)
     }
 
-    /// The value of that name, if it is UTF-8. Where it has to be there, see
+    /// The value of that name, if it is UTF-8. For a value that is required, see
     /// [`Metadata::require_text`].
     #[must_use]
     pub fn text(&self, name: &str) -> Option<&str> {
         std::str::from_utf8(self.bytes(name)?).ok()
     }
 
-    /// Names and values, in the order of the names.
+    /// Names and values, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.entries().iter().map(|entry| (&*entry.name, &*entry.value))
     }
@@ -106,10 +119,10 @@ impl Metadata {
         self.entries().iter().map(|entry| (&*entry.name, &entry.value))
     }
 
-    /// Sets a value, in place of an earlier one of that name.
+    /// Sets a value, replacing an earlier one of that name.
     ///
     /// # Errors
-    /// A bad name, or too much in all; the metadata is as before.
+    /// An invalid name, or too much metadata in total; the metadata is unchanged.
     pub fn insert(&mut self, name: &str, value: impl Into<Bytes>) -> Result<(), MetadataError> {
         check_name(name.as_bytes())?;
         if name.starts_with(RESERVED_PREFIX) {
@@ -132,7 +145,7 @@ impl Metadata {
         Ok(())
     }
 
-    /// Takes all values of another one, as far as there is room.
+    /// Adds the values of another one, as far as there is room.
     pub(crate) fn extend(&mut self, other: &Self) {
         if self.is_empty() {
             *self = other.clone();
@@ -140,7 +153,7 @@ impl Metadata {
         }
         for (name, value) in other.iter_bytes() {
             if let Err(error) = self.insert(name, value.clone()) {
-                tracing::debug!(name, %error, "metadata of a reply is left out");
+                tracing::debug!(name, %error, "the metadata of a reply is dropped");
             }
         }
     }
@@ -178,7 +191,7 @@ fn check_name(name: &[u8]) -> Result<&str, MetadataError> {
 
 impl fmt::Debug for Metadata {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Values may be credentials; names and lengths are enough to see what travels.
+        // Values may be credentials, so only names and lengths are shown.
         f.debug_map().entries(self.iter().map(|(name, value)| (name, value.len()))).finish()
     }
 }

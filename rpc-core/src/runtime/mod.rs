@@ -1,6 +1,8 @@
-//! What calls stand on and no protocol knows of.
+//! Shared utilities of clients and servers, unknown to the protocol.
 
 pub(crate) mod driver_thread;
+pub(crate) mod home;
 pub(crate) mod phase;
 pub(crate) mod random;
-pub(crate) mod recycled;
+pub(crate) mod timer;
+pub(crate) mod watched;

@@ -1,8 +1,11 @@
 //! How far the end of a server has come, and how its handlers learn of it.
 //!
-//! Invariant: phases only go forward.
+//! Invariant: phases only go forward. In a child of `fork(2)` the server is gone, and no lock is
+//! taken.
 
-use tokio::sync::watch;
+use rpc_transport::memory::process::Process;
+
+use super::watched::{self, Watched};
 
 /// The phases of a server, in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,16 +20,19 @@ pub(crate) enum Phase {
 
 /// The server's end: sets the phase.
 #[derive(Debug)]
-pub(crate) struct Phases(watch::Sender<Phase>);
+pub(crate) struct Phases(Watched<Phase>, Process);
 
 impl Phases {
     pub(crate) fn new() -> Self {
-        Self(watch::Sender::new(Phase::Serving))
+        Self(Watched::new(Phase::Serving), Process::current())
     }
 
     /// Goes forward to `phase`; does nothing if it is there already.
     pub(crate) fn advance(&self, phase: Phase) {
-        self.0.send_if_modified(|now| {
+        if !self.1.is_current() {
+            return;
+        }
+        self.0.update(|now| {
             let goes_on = *now < phase;
             if goes_on {
                 *now = phase;
@@ -36,21 +42,24 @@ impl Phases {
     }
 
     pub(crate) fn watch(&self) -> Watch {
-        Watch(self.0.subscribe())
+        Watch(self.0.watch(), self.1)
     }
 }
 
 /// The other end: waits for a phase.
 #[derive(Debug, Clone)]
-pub(crate) struct Watch(watch::Receiver<Phase>);
+pub(crate) struct Watch(watched::Watch<Phase>, Process);
 
 impl Watch {
     pub(crate) fn has_reached(&self, phase: Phase) -> bool {
-        *self.0.borrow() >= phase
+        !self.1.is_current() || self.0.get() >= phase
     }
 
     /// Waits until `phase` is reached, or the server is gone.
     pub(crate) async fn reached(mut self, phase: Phase) {
-        let _ = self.0.wait_for(|now| *now >= phase).await;
+        if !self.1.is_current() {
+            return;
+        }
+        let _ = self.0.until(|now| now >= phase).await;
     }
 }

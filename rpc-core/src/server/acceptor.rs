@@ -16,30 +16,35 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use rpc_transport::connect::error::{ConnectError, ListenError};
+use rpc_transport::device::connection_error::{ConnectError, ListenError};
 use rpc_transport::device::{Capabilities, Device, Incoming, Listener};
 use rpc_transport::engine::driver::Driver;
 use rpc_transport::engine::establish::{AcceptError, server_completions};
 use rpc_transport::engine::locked_need;
+use rpc_transport::lock::Mutex;
 use rpc_transport::log_limit::LogLimit;
 use rpc_transport::memory::allocator::return_freed_memory;
 use rpc_transport::memory::budget::MemoryBudget;
+use rpc_transport::memory::process::Process;
 use rpc_transport::protocol::frame::{CloseCode, CloseReason};
 use rpc_transport::protocol::handshake::{Reject, RejectCode};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use tokio::time::Instant;
 
+use super::adaptive_limit::Overload;
 use super::set_ups::SetUps;
-use super::{Config, available_memory};
+use super::{available_memory, config::Config};
 use crate::bulk::BulkPool;
+use crate::channel::backoff::unit;
 use crate::endpoint::{RpcEndpoint, RpcShard};
-use crate::observability::stats::counts::{Counter, Methods};
 use crate::runtime::phase::{Phase, Watch};
+use crate::runtime::random::random;
+use crate::runtime::watched::Watched;
 use crate::server::executor::Handlers;
 use crate::server::router::Router;
 use crate::session::Role;
+use crate::stats::counts::{Counter, Methods};
 
 /// Number of connections that a CQ is sized for, at most.
 pub(super) const CONNECTIONS_PER_CQ: u32 = locked_need::CONNECTIONS_PER_CQ;
@@ -49,7 +54,7 @@ const ACCEPT_TIMEOUT: Duration = Duration::from_secs(15);
 const MOST_SET_UPS: usize = 1 << 20;
 /// Time without any connection after which memory is given back to the system.
 const QUIET_TIME: Duration = Duration::from_secs(2);
-/// Time in which a peer that has no call in flight answers when it is told to go away.
+/// Time in which a peer that has no call in flight answers a go-away.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest time to wait in a shutdown until the close frames have been sent.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -59,49 +64,51 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) struct Admissions {
     pub(super) accepted: Counter,
     pub(super) refused: Counter,
+    pub(super) denied: Counter,
     pub(super) failed: Counter,
 }
 
 /// What a server has until it ends.
 struct Open {
     /// By the device's name, which a device keeps when another object takes its place.
-    shards: HashMap<String, Vec<ServedShard>>,
-    /// The services are the user's, and go when the server has ended, whoever still reads its stats.
+    shards: HashMap<String, Vec<ServerShard>>,
+    /// The services are the user's. They are dropped when the server has ended, even if its stats
+    /// are still read.
     router: Arc<Router>,
 }
 
 /// A shard with the buffer pool for its handlers, registered in the shard's protection domain.
 #[derive(Debug, Clone)]
-pub(super) struct ServedShard {
+pub(super) struct ServerShard {
     shard: Arc<RpcShard>,
     bulk: BulkPool,
     /// Each connection that is being set up here holds one permit.
     set_ups: Arc<Semaphore>,
 }
 
-impl ServedShard {
+impl ServerShard {
     /// Whether the CQ has room for another connection of `entries` entries. Connections that are
     /// being set up count in full, as they may not have taken their entries yet.
-    fn has_room(&self, entries: u32, config: &Config) -> bool {
+    fn has_room(&self, entries: u32) -> bool {
         let under_way = MOST_SET_UPS - self.set_ups.available_permits();
         let count = u32::try_from(under_way + 1).unwrap_or(u32::MAX);
-        self.shard.has_room_for(count, entries, &config.link)
+        self.shard.has_room_for(count, entries)
     }
 
     pub(super) fn set_ups_under_way(&self) -> u64 {
         (MOST_SET_UPS - self.set_ups.available_permits()) as u64
     }
 
-    /// Reserves a place; it counts as a set-up until it is dropped.
-    fn place(self, permit: OwnedSemaphorePermit) -> Result<Place, String> {
+    /// Reserves a place, which counts as a set-up until it is dropped.
+    fn reserve(&self) -> Result<Reserved, String> {
         let under_way = Arc::clone(&self.set_ups).try_acquire_owned();
-        let under_way =
-            under_way.map_err(|_| format!("{MOST_SET_UPS} connections are being set up"))?;
-        Ok(Place { shard: self, permit, under_way })
+        let under_way = under_way
+            .map_err(|_| format!("{MOST_SET_UPS} connections are being set up already"))?;
+        Ok(Reserved { shard: self.clone(), under_way })
     }
 }
 
-impl Deref for ServedShard {
+impl Deref for ServerShard {
     type Target = Arc<RpcShard>;
 
     fn deref(&self) -> &Arc<RpcShard> {
@@ -109,21 +116,44 @@ impl Deref for ServedShard {
     }
 }
 
+/// A place in a shard.
+struct Reserved {
+    shard: ServerShard,
+    under_way: OwnedSemaphorePermit,
+}
+
 /// The shard for a new connection.
 pub(super) struct Place {
-    pub(super) shard: ServedShard,
+    pub(super) shard: ServerShard,
     pub(super) permit: OwnedSemaphorePermit,
     /// Held until the connection is up and is counted by the CQ.
     pub(super) under_way: OwnedSemaphorePermit,
+}
+
+const ENDED: &str = "the server is shutting down";
+
+/// Where a further connection goes.
+enum Found {
+    Place(Reserved),
+    /// Another shard is to be opened.
+    Wanted {
+        /// Where the connection goes if there can be no other.
+        least: Option<Reserved>,
+        /// The shards of the same device.
+        others: Vec<ServerShard>,
+        router: Arc<Router>,
+    },
 }
 
 /// What the listeners of a server share.
 pub(super) struct Acceptor {
     /// `None` once the server has ended.
     open: Mutex<Option<Open>>,
+    /// Held while a shard is opened.
+    opens: tokio::sync::Mutex<()>,
     /// One permit for each further connection that is allowed.
     places: Arc<Semaphore>,
-    settled: Arc<Notify>,
+    settled: Watched<u64>,
     /// The budget for large messages of all connections.
     pub(super) memory: MemoryBudget,
     phase: Watch,
@@ -131,17 +161,25 @@ pub(super) struct Acceptor {
     /// What was counted of the methods, over all shards.
     pub(super) methods: Arc<Methods>,
     pub(super) admissions: Admissions,
+    pub(super) overload: Option<Arc<Overload>>,
+    process: Process,
 }
 
 impl Acceptor {
-    pub(super) fn new(router: Router, config: Config, phase: Watch) -> Self {
+    pub(super) fn new(
+        router: Router,
+        config: Config,
+        overload: Option<Arc<Overload>>,
+        phase: Watch,
+    ) -> Self {
         let places = config.max_connections.min(Semaphore::MAX_PERMITS);
         let methods = Arc::<Methods>::default();
         methods.know(router.methods());
         Self {
             open: Mutex::new(Some(Open { shards: HashMap::new(), router: Arc::new(router) })),
+            opens: tokio::sync::Mutex::new(()),
             places: Arc::new(Semaphore::new(places)),
-            settled: Arc::default(),
+            settled: Watched::default(),
             memory: MemoryBudget::new(
                 config.memory_budget.unwrap_or_else(available_memory::default_budget),
             ),
@@ -149,7 +187,15 @@ impl Acceptor {
             config,
             methods,
             admissions: Admissions::default(),
+            overload,
+            process: Process::current(),
         }
+    }
+
+    /// Whether this process has made it. Else it is not to be touched: its locks may be held for
+    /// ever.
+    pub(super) fn is_here(&self) -> bool {
+        self.process.is_current()
     }
 
     pub(super) fn is_draining(&self) -> bool {
@@ -204,12 +250,20 @@ impl Acceptor {
     async fn accept(&self, incoming: Box<dyn Incoming>, faults: &LogLimit, is_counted: &mut bool) {
         let from = incoming.peer();
         let fault = |log: &dyn Fn()| faults.fault(std::time::Instant::now(), log);
-        let place = match self.place(incoming.device()) {
+        if let Err(text) = self.config.door.admit(&from) {
+            self.admissions.denied.add_shared(1);
+            *is_counted = true;
+            fault(&|| tracing::info!(peer = %from, text, "not admitted"));
+            incoming.reject(&Reject::new(RejectCode::Application, text).to_bytes()).await;
+            return;
+        }
+        let device = incoming.device().attributes().name.clone();
+        let place = match self.place(incoming.device()).await {
             Ok(place) => place,
             Err(text) => {
                 self.admissions.refused.add_shared(1);
                 *is_counted = true;
-                fault(&|| tracing::warn!(peer = ?from, "cannot serve: {text}"));
+                fault(&|| tracing::warn!(peer = %from, "cannot serve: {text}"));
                 incoming.reject(&Reject::new(RejectCode::Busy, text.clone()).to_bytes()).await;
                 return;
             }
@@ -223,81 +277,133 @@ impl Acceptor {
             .holding(permit)
             .placed_on(&shard)
             .watching(self.phase.clone())
+            .closing_when_idle(self.config.max_connection_idle)
+            .closing_at_age(self.config.max_connection_age.map(with_jitter))
             .taking_metadata(self.config.max_metadata_bytes);
-        let accepting = shard.accept(incoming, &self.config.link, peer);
+        let door = &self.config.door;
+        let (told, hello) = oneshot::channel();
+        let peer = if door.verifies() { peer.checking(told) } else { peer };
+        let accepting = async {
+            let connected = shard.accept(incoming, &self.config.link, peer).await?;
+            let let_in = door.let_in(&shard, &connected, hello).await;
+            Ok((connected, let_in))
+        };
         let accepted = tokio::time::timeout(ACCEPT_TIMEOUT, accepting).await;
         match accepted {
-            Ok(Ok(connected)) => {
+            Ok(Ok((_, Err(reason)))) => {
+                if reason.is_some() {
+                    self.admissions.denied.add_shared(1);
+                    *is_counted = true;
+                }
+                let reason = reason.as_deref().unwrap_or("it left before it was let in");
+                fault(&|| tracing::info!(peer = %from, reason, "not admitted"));
+            }
+            Ok(Ok((connected, Ok(())))) => {
                 self.admissions.accepted.add_shared(1);
                 *is_counted = true;
-                tracing::debug!(peer = ?connected.peer, "connected");
+                tracing::debug!(peer = %connected.peer, device, "connection began");
             }
-            Ok(Err(AcceptError::Connect(ConnectError::Provider(error)))) => {
-                fault(&|| tracing::warn!(peer = ?from, %error, "set-up failed"));
+            Ok(Err(AcceptError::Connect(
+                error @ (ConnectError::Provider(_) | ConnectError::Unavailable { .. }),
+            ))) => {
+                fault(&|| tracing::warn!(peer = %from, %error, "set-up failed"));
             }
-            Ok(Err(error)) => fault(&|| tracing::info!(peer = ?from, %error, "set-up failed")),
-            Err(_) => fault(&|| tracing::info!(peer = ?from, "set-up took too long")),
+            Ok(Err(error)) => fault(&|| tracing::info!(peer = %from, %error, "set-up failed")),
+            Err(_) => fault(&|| tracing::info!(peer = %from, "set-up took too long")),
         }
     }
 
     /// A shard with room, on the device that a request came in on.
-    pub(super) fn place(&self, device: &Arc<dyn Device>) -> Result<Place, String> {
-        let mut open = self.open.lock();
-        let Some(Open { shards, router }) = &mut *open else {
-            return Err("the server is shutting down".to_owned());
-        };
+    pub(super) async fn place(&self, device: &Arc<dyn Device>) -> Result<Place, String> {
+        if self.open.lock().is_none() {
+            return Err(ENDED.to_owned());
+        }
         let permit = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
             format!(
-                "the server has its limit of {} connections (its `max_connections`)",
+                "the server is at its limit of {} connections (`max_connections`)",
                 self.config.max_connections
             )
         })?;
-        let of_device = shards.entry(device.attributes().name.clone()).or_default();
-        of_device.retain(|shard| !shard.is_over());
+        let Reserved { shard, under_way } = match self.find(device)? {
+            Found::Place(reserved) => reserved,
+            Found::Wanted { .. } => self.open_shard(device).await?,
+        };
+        Ok(Place { shard, permit, under_way })
+    }
+
+    /// A place for one more connection, or what is needed to open a shard.
+    fn find(&self, device: &Arc<dyn Device>) -> Result<Found, String> {
+        let name = device.attributes().name.clone();
+        let needed = server_completions(&self.config.link, &**device);
+        // What was in them is dropped when the lock has been released.
+        let _over: Vec<ServerShard>;
+        let mut open = self.open.lock();
+        let Some(Open { shards, router }) = &mut *open else { return Err(ENDED.to_owned()) };
+        let of_device = shards.entry(name).or_default();
+        _over = of_device.extract_if(.., |shard| shard.is_over()).collect();
         // Nothing of another device object can be used with this one, whatever its name.
         let same: Vec<_> = of_device.iter().filter(|it| Arc::ptr_eq(it.device(), device)).collect();
-        let needed = server_completions(&self.config.link, &**device);
         let least = same
             .iter()
-            .filter(|shard| shard.has_room(needed, &self.config))
+            .filter(|shard| shard.has_room(needed))
             .min_by_key(|shard| shard.connection_count());
+        let places = || same.iter().map(|shard| u64::from(shard.places_of(needed))).sum::<u64>();
         match least {
-            Some(shard) if same.len() >= self.config.shards => {
-                ServedShard::clone(shard).place(permit)
+            Some(shard) if same.len() >= self.config.shards => Ok(Found::Place(shard.reserve()?)),
+            // They could hold twice the connections that are allowed. A further shard, which stays,
+            // would only be for connections that are about to leave.
+            None if same.len() >= self.config.shards
+                && places() / 2 >= self.config.max_connections as u64 =>
+            {
+                Err("closed connections are still being torn down".to_owned())
             }
-            None if self.has_shards_enough(&same, needed) => {
-                Err("connections that have ended are still leaving".to_owned())
-            }
-            _ => match (self.new_shard(device, &same, router), least) {
-                (Ok(shard), _) => {
-                    of_device.push(shard.clone());
-                    shard.place(permit)
-                }
-                // No memory to lock for another completion queue, say: there is room in those there are.
-                (Err(why), Some(shard)) => {
-                    tracing::debug!(why, "no further shard");
-                    ServedShard::clone(shard).place(permit)
-                }
-                (Err(why), None) => Err(why),
-            },
+            least => Ok(Found::Wanted {
+                least: least.map(|shard| shard.reserve()).transpose()?,
+                others: same.into_iter().cloned().collect(),
+                router: Arc::clone(router),
+            }),
         }
     }
 
-    /// Whether these could hold twice the connections that are allowed, so that a further one, which
-    /// stays, would only be for what is about to leave: peers that come and go as fast as they can have
-    /// much of that.
-    fn has_shards_enough(&self, shards: &[&ServedShard], entries: u32) -> bool {
-        let places: u64 = shards.iter().map(|shard| u64::from(shard.places_of(entries))).sum();
-        shards.len() >= self.config.shards && places / 2 >= self.config.max_connections as u64
+    /// Opens a further shard, unless that has been done meanwhile: one after the other, and without
+    /// the lock of all shards, as devices may log.
+    async fn open_shard(&self, device: &Arc<dyn Device>) -> Result<Reserved, String> {
+        let _opens = self.opens.lock().await;
+        let (least, others, router) = match self.find(device)? {
+            Found::Place(reserved) => return Ok(reserved),
+            Found::Wanted { least, others, router } => (least, others, router),
+        };
+        let others: Vec<&ServerShard> = others.iter().collect();
+        let shard = match (self.new_shard(device, &others, &router), least) {
+            (Ok(shard), _) => shard,
+            // No memory to lock for another completion queue, say: there is room in those there
+            // are.
+            (Err(why), Some(reserved)) => {
+                tracing::debug!(why, "cannot open another shard, sharing an existing one");
+                return Ok(reserved);
+            }
+            (Err(why), None) => return Err(why),
+        };
+        let (name, reserved) = (device.attributes().name.clone(), shard.reserve()?);
+        let is_open = {
+            let mut open = self.open.lock();
+            let shards = open.as_mut().map(|open| open.shards.entry(name).or_default());
+            shards.map(|shards| shards.push(shard.clone())).is_some()
+        };
+        if !is_open {
+            shard.shutdown_now();
+            return Err(ENDED.to_owned());
+        }
+        Ok(reserved)
     }
 
     /// A further shard of a device object that has these.
     fn new_shard(
         &self,
         device: &Arc<dyn Device>,
-        others: &[&ServedShard],
+        others: &[&ServerShard],
         router: &Arc<Router>,
-    ) -> Result<ServedShard, String> {
+    ) -> Result<ServerShard, String> {
         let text = |error: &dyn fmt::Display| error.to_string();
         let locks_memory =
             !device.attributes().capabilities.contains(Capabilities::FREE_REGISTRATION);
@@ -319,17 +425,17 @@ impl Acceptor {
         }
         let shard = RpcShard::of_server(Arc::clone(device), domain, entries, &self.config.link)
             .map_err(|error| text(&error))?;
-        let (methods, settled) = (Arc::clone(&self.methods), Arc::clone(&self.settled));
+        let (methods, settled) = (Arc::clone(&self.methods), self.settled.clone());
         let handlers = Handlers::new(Arc::clone(&shard), Arc::clone(router), methods, settled);
         let driver = Driver::new(Arc::clone(&shard), handlers, self.config.poll_mode)
             .map_err(|error| text(&error))?;
         tokio::spawn(driver);
         let bulk = BulkPool::new(shard.domain().clone());
         let set_ups = Arc::new(Semaphore::new(MOST_SET_UPS));
-        Ok(ServedShard { shard, bulk, set_ups })
+        Ok(ServerShard { shard, bulk, set_ups })
     }
 
-    pub(super) fn all_shards(&self) -> Vec<ServedShard> {
+    pub(super) fn all_shards(&self) -> Vec<ServerShard> {
         self.open.lock().iter().flat_map(|open| open.shards.values()).flatten().cloned().collect()
     }
 
@@ -338,14 +444,12 @@ impl Acceptor {
     pub(super) async fn keep_house(self: Arc<Self>) {
         let mut is_tidy = true;
         loop {
-            let settled = self.settled.notified();
-            tokio::pin!(settled);
-            settled.as_mut().enable();
+            let mut settled = self.settled.watch();
             let is_empty = self.all_shards().iter().all(|shard| shard.connection_count() == 0);
             if is_tidy || !is_empty {
-                settled.await;
+                let _ = settled.changed().await;
                 is_tidy = false;
-            } else if tokio::time::timeout(QUIET_TIME, settled).await.is_err() {
+            } else if tokio::time::timeout(QUIET_TIME, settled.changed()).await.is_err() {
                 self.all_shards().iter().for_each(|shard| shard.bulk.trim());
                 // Blocking, because it takes long if there is much freed memory.
                 let _ = tokio::task::spawn_blocking(return_freed_memory).await;
@@ -355,9 +459,12 @@ impl Acceptor {
     }
 
     /// Takes all shards, and lets go of the services; from now on no shard is opened.
-    pub(super) fn end(&self) -> Vec<ServedShard> {
-        // Services are dropped, and with them what the user has put into them, when the lock has been
-        // let go.
+    pub(super) fn end(&self) -> Vec<ServerShard> {
+        if !self.is_here() {
+            return Vec::new();
+        }
+        // Services are dropped, and with them what the user has put into them, when the lock has
+        // been let go.
         let open = self.open.lock().take();
         open.into_iter().flat_map(|open| open.shards.into_values()).flatten().collect()
     }
@@ -381,23 +488,30 @@ impl Acceptor {
         tracing::info!(connections, calls, grace = ?self.config.grace, "shutting down");
         let drained = async {
             loop {
-                let settled = self.settled.notified();
-                tokio::pin!(settled);
-                settled.as_mut().enable();
+                let mut settled = self.settled.watch();
                 if shards.iter().all(|shard| shard.is_quiet()) {
                     break;
                 }
-                settled.await;
+                let _ = settled.changed().await;
+            }
+        };
+        // A peer that has not answered the go-away by then is stopped or dead: it suffices that no
+        // call is in flight and that every answer has left.
+        let without_answers = async {
+            tokio::time::sleep(ANSWER_TIMEOUT).await;
+            let is_served = |peer: &RpcEndpoint| peer.session.is_served();
+            while !shards.iter().all(|shard| shard.is_at_rest(is_served)) {
+                tokio::time::sleep(ANSWER_TIMEOUT / 20).await;
             }
         };
         let served = async {
             tokio::select! {
                 () = drained => {}
-                () = no_calls(&shards) => {}
+                () = without_answers => {}
             }
         };
         if tokio::time::timeout(self.config.grace, served).await.is_err() {
-            tracing::warn!(grace = ?self.config.grace, "calls were still in flight at shutdown");
+            tracing::warn!(grace = ?self.config.grace, "calls in flight were cut off at shutdown");
         }
         let reason = CloseReason::new(CloseCode::ShuttingDown, "the server has shut down");
         for shard in &shards {
@@ -405,13 +519,11 @@ impl Acceptor {
         }
         let closed = async {
             loop {
-                let settled = self.settled.notified();
-                tokio::pin!(settled);
-                settled.as_mut().enable();
+                let mut settled = self.settled.watch();
                 if shards.iter().all(|shard| shard.connection_count() == 0) {
                     break;
                 }
-                settled.await;
+                let _ = settled.changed().await;
             }
         };
         // Do not wait for peers that no longer read.
@@ -443,18 +555,8 @@ impl Drop for SetUp {
     }
 }
 
-/// Waits until no call is in flight and every answer has left, [`ANSWER_TIMEOUT`] after all were told
-/// to go away: a peer that has not said by then that it will not call any more is stopped or dead.
-async fn no_calls(shards: &[ServedShard]) {
-    tokio::time::sleep(ANSWER_TIMEOUT).await;
-    let is_served = |peer: &RpcEndpoint| peer.session.is_served();
-    while !shards.iter().all(|shard| shard.is_at_rest(is_served)) {
-        tokio::time::sleep(ANSWER_TIMEOUT / 20).await;
-    }
-}
-
-/// Number of connections for the CQ of a further shard, where there are `count` shards and the server
-/// is to have `shards`.
+/// Number of connections for the CQ of a further shard, where there are `count` shards and the
+/// server is to have `shards`.
 pub(super) fn connections_of_cq(locks_queues: bool, count: usize, shards: usize) -> u32 {
     if locks_queues { locked_need::connections_of_cq(count, shards) } else { CONNECTIONS_PER_CQ }
 }
@@ -489,4 +591,10 @@ fn forget(under_way: &mut SetUps<AbortHandle>, ended: &Result<(Id, ()), JoinErro
         Err(error) => error.id(),
     };
     under_way.end(|set_up| set_up.id() == id);
+}
+
+/// A tenth more or less, so that connections that began together do not end together.
+fn with_jitter(age: Duration) -> Duration {
+    let factor = 0.9 + 0.2 * unit(random());
+    Duration::try_from_secs_f64(age.as_secs_f64() * factor).unwrap_or(age)
 }

@@ -1,13 +1,16 @@
-//! A call of the peer as the server sees it, and what has become of it.
+//! A call of the peer as the server sees it, and its result.
+
+use std::task::Waker;
 
 use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::message::outgoing::OutBuf;
+use tokio::task::AbortHandle;
 
 use crate::service::{MethodDescriptor, Reply};
-use crate::session::IncomingId;
+use crate::session::{CopiedTails, IncomingId, Session};
 use crate::status::Status;
 
-/// What is needed to answer a call of the peer.
+/// A call of the peer that is to be answered.
 #[derive(Clone, Copy)]
 pub(super) struct Call {
     pub(super) key: ConnectionKey,
@@ -29,7 +32,15 @@ impl Call {
         }
     }
 
-    pub(super) fn attach(self, handle: tokio::task::AbortHandle) -> Done {
+    /// Has the session remember the method, if the call carried its signature.
+    pub(super) fn accept(self, session: &mut Session<Waker, AbortHandle>) {
+        if self.accepted {
+            let copied = self.method.map_or(CopiedTails::NONE, MethodDescriptor::copied_tails);
+            session.accept_method(self.id, copied);
+        }
+    }
+
+    pub(super) fn attach(self, handle: AbortHandle) -> Done {
         Done::Attach { call: self, handle }
     }
 
@@ -50,19 +61,19 @@ pub(super) enum Done {
         call: Call,
         reply: Reply,
     },
-    /// The same; its end is not counted yet.
+    /// A reply of a call whose end is not counted yet.
     Uncounted {
         call: Call,
         reply: Reply,
     },
     Attach {
         call: Call,
-        handle: tokio::task::AbortHandle,
+        handle: AbortHandle,
     },
 }
 
 impl Done {
-    /// Leaves one that is done with in its place.
+    /// Leaves an empty result behind.
     #[cold]
     pub(super) fn take(&mut self) -> Self {
         let (Self::Result { call, .. }
@@ -72,15 +83,4 @@ impl Done {
         let nothing = Self::Result { call: *call, body: None };
         std::mem::replace(self, nothing)
     }
-}
-
-/// Whether the session has accepted a reply.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Replied {
-    /// Queued to be sent, or dropped because the caller has gone.
-    Done,
-    /// The call was answered with `ResourceExhausted` in its place.
-    Refused,
-    /// Not accepted: it must wait until the connection's queue has room.
-    MustWait,
 }

@@ -4,19 +4,25 @@ use std::time::Duration;
 
 use rpc_transport::device::fault::FaultPlan;
 use rpc_transport::engine::spin::PollMode;
-use rpc_transport::protocol::config::LinkConfig;
+use rpc_transport::protocol::config::{ConfigError, LinkConfig};
 
+use super::adaptive_limit::AdaptiveLimit;
+use super::allow::Allow;
+use super::door::Door;
 use crate::codec::DEFAULT_MIN_PART_BYTES;
-use crate::metadata::DEFAULT_MAX_BYTES;
-use crate::session::SessionLimits;
+use crate::metadata::{DEFAULT_MAX_BYTES, check_limit};
+use crate::session::{SessionLimits, check_least};
 
 #[derive(Debug, Clone)]
 pub(super) struct Config {
     pub(super) link: LinkConfig,
     pub(super) limits: SessionLimits,
+    pub(super) adaptive_limit: Option<AdaptiveLimit>,
     pub(super) poll_mode: PollMode,
     pub(super) shards: usize,
     pub(super) max_connections: usize,
+    pub(super) max_connection_idle: Option<Duration>,
+    pub(super) max_connection_age: Option<Duration>,
     pub(super) drain_lead: Duration,
     pub(super) grace: Duration,
     pub(super) min_part_bytes: usize,
@@ -24,6 +30,8 @@ pub(super) struct Config {
     /// `None`: sized from the machine.
     pub(super) memory_budget: Option<u64>,
     pub(super) faults: Option<FaultPlan>,
+    pub(super) door: Door,
+    pub(super) allow: Option<Allow>,
 }
 
 impl Default for Config {
@@ -31,15 +39,33 @@ impl Default for Config {
         Self {
             link: LinkConfig::default(),
             limits: SessionLimits::default(),
+            adaptive_limit: None,
             poll_mode: PollMode::default(),
             shards: 1,
             max_connections: 16_384,
+            max_connection_idle: None,
+            max_connection_age: None,
             drain_lead: Duration::ZERO,
             grace: Duration::from_secs(10),
             min_part_bytes: DEFAULT_MIN_PART_BYTES,
             max_metadata_bytes: DEFAULT_MAX_BYTES,
             memory_budget: None,
             faults: None,
+            door: Door::default(),
+            allow: None,
         }
+    }
+}
+
+impl Config {
+    /// Checks what is not of the link.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for the first value out of range.
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        self.limits.validate()?;
+        check_least("max_connection_idle", self.max_connection_idle)?;
+        check_least("max_connection_age", self.max_connection_age)?;
+        check_limit(self.max_metadata_bytes)
     }
 }

@@ -1,54 +1,58 @@
 //! Carries out a session's events outside the shard's lock; above all it runs handlers.
 //!
 //! Owns the steps from a request to its reply: have the router find the method, poll the handler
-//! inline, and spawn it as a task if that first poll leaves it pending. Never holds the shard's lock
-//! while user code runs.
+//! inline, and spawn it as a task if that first poll leaves it pending. Never holds the shard's
+//! lock while user code runs.
 //!
 //! Invariants:
 //! 1. Every request gets exactly one reply or `handler_ended`, the latter when its handler has been
 //!    dropped.
-//! 2. A handler that is pending, whose method is marked `#[rpc(spawn)]`, or whose arguments are long to
-//!    decode, runs as a separate task.
+//! 2. A handler that is pending, whose method is marked `#[rpc(spawn)]`, or whose arguments are
+//!    long to decode, runs as a separate task.
 
-use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Waker};
 
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::engine::clock;
 use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::engine::executor::Executor;
 use rpc_transport::engine::shard::State;
+use rpc_transport::protocol::frame::{CloseCode, CloseReason};
 use rpc_transport::user_code::caught;
-use tokio::sync::Notify;
 use tracing::Span;
 
 use crate::context::Context;
 use crate::endpoint::connection_context::ConnectionContext;
-use crate::endpoint::{Action, ConnectionEvent, RpcEndpoint, RpcShard};
+use crate::endpoint::ended::{ConnectionEvent, Door, OnEvent};
+use crate::endpoint::reply::Replied;
+use crate::endpoint::{Action, RpcEndpoint, RpcShard};
+use crate::identity::Credentials;
 use crate::interceptor;
 use crate::interceptor::server::Chain;
 use crate::metadata::Metadata;
-use crate::observability::stats::counts::{End, Lease, Methods};
-use crate::observability::trace;
-use crate::server::asked::{Asked, ask};
-use crate::server::call::{Call, Done, Replied};
+use crate::runtime::watched::Watched;
+use crate::server::call::{Call, Done};
+use crate::server::request_check::{RequestCheck, check_request};
 use crate::server::route_counts::{RouteCounts, Running};
 use crate::server::router::{Route, Router};
 use crate::server::running::{HandlerEnded, WaitingReply, spawn};
 use crate::service::handler::{Handler, Origin, log_panic};
 use crate::service::{MethodDescriptor, Reply, Request};
 use crate::session::Incoming;
+use crate::stats::counts::{End, Lease, Methods};
 use crate::status::{Code, Status};
+use crate::trace;
 
-/// Requests up to this length are decoded where their handlers are polled first, on the driver. Longer ones
-/// may have so many small values that all else would wait for them: 64 KiB of the smallest take a few
-/// milliseconds. Byte strings that travel beside a message are not of its length.
+/// Requests up to this length, bytes, are decoded by the driver, in the first poll of their
+/// handlers. Longer ones may have many small values, which all other calls would wait for: 64 KiB
+/// of the smallest take a few milliseconds. Byte strings that are sent separately do not count.
 const DECODED_HERE_BYTES: usize = 64 << 10;
 
-/// Replies up to this length are taken by every peer: a message may be longer everywhere. The others are
-/// counted when the session has taken or refused them.
+/// Replies up to this length, bytes, fit every peer's limit. Longer ones are counted when the
+/// session has taken or refused them.
 const SURELY_TAKEN_BYTES: u64 = 192;
 
 /// The executor of one shard.
@@ -66,35 +70,37 @@ pub(crate) struct Handlers {
     finished: Vec<Handler>,
     /// Replies that must wait for room; each gets a task.
     waiting: Vec<(Call, Reply)>,
-    settled: Arc<Notify>,
+    settled: Watched<u64>,
     counts: RouteCounts,
 }
 
 impl Handlers {
     /// For a client that offers no services.
     pub(crate) fn without_services(shard: Arc<RpcShard>) -> Self {
-        Self::new(shard, Arc::default(), Arc::default(), Arc::default())
+        Self::new(shard, Arc::default(), Arc::default(), Watched::default())
     }
 
-    /// Counts calls in `methods`. `settled` is notified when a connection ends or has drained.
+    /// Counts calls in `methods`. `settled` has news when a connection ends or has drained.
     pub(crate) fn new(
         shard: Arc<RpcShard>,
         router: Arc<Router>,
         methods: Arc<Methods>,
-        settled: Arc<Notify>,
+        settled: Watched<u64>,
     ) -> Self {
         let (done, spent, finished) = (Vec::new(), Vec::new(), Vec::new());
         let counts = RouteCounts::new(&router, methods);
         Self { shard, router, last: 0, done, spent, finished, waiting: Vec::new(), settled, counts }
     }
 
-    /// Spawns a task for each reply of an inline handler that must wait for room.
+    /// A connection is idle. A channel only stops using it, since calls that have just chosen it
+    /// still run. A server closes it: its peer makes no more calls on it.
     #[cold]
-    fn spawn_waiting(&mut self) {
-        for (call, reply) in self.waiting.drain(..) {
-            let ended = HandlerEnded::new(&self.shard, call, None);
-            let task = tokio::spawn(WaitingReply { reply: Some(reply), ended });
-            self.done.push(call.attach(task.abort_handle()));
+    fn on_idle(&self, key: ConnectionKey, on_event: Option<OnEvent>) {
+        match on_event {
+            Some(tell) => tell(ConnectionEvent::Ended(CloseCause::Local)),
+            None => self
+                .shard
+                .close(key, CloseReason::new(CloseCode::Normal, "idle, or open for long enough")),
         }
     }
 
@@ -111,19 +117,23 @@ impl Handlers {
         let route = router.find(method, last);
         let lease = counts.of(route.as_ref().ok().map(|_| *last));
         lease.counts.on_start(message.len() as u64 + message.tail_bytes() - metadata_bytes as u64);
-        let asked = route.and_then(|route| {
+        let checked = route.and_then(|route| {
             let is_plain = !accepted && metadata_bytes == 0 && !streams.any();
             // As nearly all are.
             if is_plain && !route.method.has_streams() {
                 let codec = route.codec(codec)?;
-                return Ok((route, Asked { codec, metadata: Metadata::new(), streams: None }));
+                return Ok((
+                    route,
+                    RequestCheck { codec, metadata: Metadata::new(), streams: None },
+                ));
             }
             let offered = (signature, codec, streams, &message[..metadata_bytes]);
-            Ok((route, ask(route, shard, (key, id), offered, &connection_context)?))
+            Ok((route, check_request(route, shard, (key, id), offered, &connection_context)?))
         });
-        let (route, Asked { codec, metadata, streams }) = match asked {
-            Ok(asked) => asked,
+        let (route, RequestCheck { codec, metadata, streams }) = match checked {
+            Ok(checked) => checked,
             Err(status) => {
+                let status = router.refusal(method, status, &connection_context);
                 lease.counts.on_end(End::Code(status.code()), 0);
                 done.push(Call { key, id, accepted, method: None, route: 0 }.refused(status));
                 return;
@@ -139,9 +149,9 @@ impl Handlers {
 }
 
 impl Handlers {
-    /// Hands a result to the session that is not like most.
+    /// Hands a result to the session that needs more than the fast path.
     #[inline(never)]
-    fn apply_rarely(&mut self, state: &mut State<RpcEndpoint>, done: Done) {
+    fn apply_slow(&mut self, state: &mut State<RpcEndpoint>, done: Done) {
         let done = match done {
             Done::Result { body: None, .. } => return,
             Done::Result { call, body: Some(body) } => Done::Reply { call, reply: Reply::Ok(body) },
@@ -149,30 +159,12 @@ impl Handlers {
         };
         match done {
             Done::Result { .. } => {}
-            Done::Reply { call, reply } => {
-                let Call { key, id, accepted, method, .. } = call;
-                let mut reply = Some(reply);
-                let replied = state.with(key, |peer| {
-                    if accepted {
-                        peer.session.accept_signature(id);
-                    }
-                    peer.reply(id, method, &mut reply)
-                });
-                if let Some(reply) = reply {
-                    if replied == Some(Replied::MustWait) {
-                        self.waiting.push((call, reply));
-                    } else {
-                        self.spent.push(reply);
-                    }
-                }
-            }
-            Done::Uncounted { call, reply } => self.reply_and_count(state, call, reply),
-            Done::Attach { call: Call { key, id, accepted, .. }, handle } => {
-                let refused = state.with(key, |peer| {
-                    if accepted {
-                        peer.session.accept_signature(id);
-                    }
-                    peer.session.attach_handler(id, handle.clone()).is_err()
+            Done::Reply { call, reply } => self.reply(state, call, reply, false),
+            Done::Uncounted { call, reply } => self.reply(state, call, reply, true),
+            Done::Attach { call, handle } => {
+                let refused = state.with(call.key, |peer| {
+                    call.accept(&mut peer.session);
+                    peer.session.attach_handler(call.id, handle.clone()).is_err()
                 });
                 if refused != Some(false) {
                     handle.abort();
@@ -181,25 +173,31 @@ impl Handlers {
         }
     }
 
-    /// Hands a reply to the session whose end is not counted yet: the caller cannot know of it before.
-    #[cold]
-    fn reply_and_count(&mut self, state: &mut State<RpcEndpoint>, call: Call, reply: Reply) {
-        let Call { key, id, accepted, method, route } = call;
+    /// Hands a reply to the session, and counts the call's end, if that was not done before.
+    fn reply(
+        &mut self,
+        state: &mut State<RpcEndpoint>,
+        call: Call,
+        reply: Reply,
+        is_uncounted: bool,
+    ) {
+        let Call { key, id, method, route, .. } = call;
         let (mut ended, mut reply) = (End::of(&reply), Some(reply));
-        let counts = self.counts.of(Some(usize::try_from(route).unwrap_or(usize::MAX)));
+        let lease = self.counts.of(Some(usize::try_from(route).unwrap_or(usize::MAX)));
         let replied = state.with(key, |peer| {
-            if accepted {
-                peer.session.accept_signature(id);
-            }
+            call.accept(&mut peer.session);
             let replied = peer.reply(id, method, &mut reply);
             if replied == Replied::Refused {
                 ended = (End::Code(Code::ResourceExhausted), 0);
             }
-            counts.counts.on_end(ended.0, ended.1);
+            // Before the caller can know of it.
+            if is_uncounted {
+                lease.counts.on_end(ended.0, ended.1);
+            }
             replied
         });
-        if replied.is_none() {
-            counts.counts.on_end(ended.0, ended.1);
+        if replied.is_none() && is_uncounted {
+            lease.counts.on_end(ended.0, ended.1);
         }
         if let Some(reply) = reply {
             if replied == Some(Replied::MustWait) {
@@ -224,7 +222,7 @@ fn run(
     finished: &mut Vec<Handler>,
 ) {
     let bytes = request.as_ref().map_or(0, |request| request.message.len());
-    let is_task = route.method.spawn | (bytes > DECODED_HERE_BYTES);
+    let is_task = route.is_task | (bytes > DECODED_HERE_BYTES);
     let (mut reply, mut span) = (None, None);
     let began = lease.begin();
     // The handler is polled where it is dropped after its reply.
@@ -240,7 +238,11 @@ fn run(
     };
     if let Err(panic) = catch_unwind(AssertUnwindSafe(start)) {
         let origin = Origin::of(shard, call.key, call.method);
-        on_panic(panic, &origin, finished.get_mut(before), &mut reply);
+        match finished.get_mut(before) {
+            Some(handler) => handler.after_panic(panic, &origin, &mut reply),
+            // The dispatcher has panicked.
+            None => log_panic(panic, &origin),
+        }
     }
     if let Some(reply) = reply {
         let (end, bytes) = End::of(&reply);
@@ -296,7 +298,7 @@ fn poll_here(handler: &mut Handler, reply: &mut Option<Reply>) {
     handler.poll_to(&mut TaskContext::from_waker(Waker::noop()), reply);
 }
 
-/// The same, with interceptors around it. They are part of what is watched: the driver waits for them too.
+/// [`Route::first`] with interceptors. The watch covers them: the driver waits for them too.
 #[inline(never)]
 fn intercepted(
     chain: &Chain,
@@ -328,21 +330,6 @@ fn intercepted(
     }
 }
 
-/// Logs a panic, and replies if the handler had not. `handler` is `None` if the dispatcher itself
-/// panicked.
-#[cold]
-fn on_panic(
-    panic: Box<dyn Any + Send>,
-    origin: &Origin,
-    handler: Option<&mut Handler>,
-    reply: &mut Option<Reply>,
-) {
-    match handler {
-        Some(handler) => handler.after_panic(panic, origin, reply),
-        None => log_panic(panic, origin),
-    }
-}
-
 impl Origin {
     #[cold]
     pub(super) fn of(
@@ -353,6 +340,12 @@ impl Origin {
         let peer = shard.look(key, |peer| Arc::clone(peer.identity()));
         Self { method: method.map(|method| method.name), peer }
     }
+}
+
+#[cold]
+fn pass_hello((door, credentials): (Door, Option<Credentials>)) {
+    // Nobody waits any more: the set-up has ended.
+    let _ = door.send(credentials);
 }
 
 impl Executor<RpcEndpoint> for Handlers {
@@ -374,17 +367,25 @@ impl Executor<RpcEndpoint> for Handlers {
             }
             Action::Settled(place) => {
                 drop(place);
-                self.settled.notify_waiters();
+                self.settled.tell();
                 false
             }
             Action::Ended(ended) => {
-                ended.tell();
-                self.settled.notify_waiters();
+                ended.report();
+                self.settled.tell();
                 false
             }
             Action::PeerGoingAway(tell) => {
                 tell(ConnectionEvent::PeerGoingAway);
                 false
+            }
+            Action::Idle(on_event) => {
+                self.on_idle(key, on_event);
+                false
+            }
+            Action::Hello(hello) => {
+                pass_hello(*hello);
+                true
             }
         }
     }
@@ -395,14 +396,15 @@ impl Executor<RpcEndpoint> for Handlers {
             Action::Abort(handle) => handle.abort(),
             Action::Settled(place) => {
                 drop(place);
-                self.settled.notify_waiters();
+                self.settled.tell();
             }
             Action::Ended(ended) => {
-                ended.tell();
-                self.settled.notify_waiters();
+                ended.report();
+                self.settled.tell();
             }
             Action::PeerGoingAway(tell) => tell(ConnectionEvent::PeerGoingAway),
-            Action::Request(..) => {}
+            // Its connection has ended.
+            Action::Request(..) | Action::Idle(_) | Action::Hello(_) => {}
         }
     }
 
@@ -417,7 +419,7 @@ impl Executor<RpcEndpoint> for Handlers {
                     continue;
                 }
             }
-            self.apply_rarely(state, done.take());
+            self.apply_slow(state, done.take());
         }
         all.clear();
         // Its memory is used again.
@@ -430,8 +432,11 @@ impl Executor<RpcEndpoint> for Handlers {
         while let Some(spent) = self.spent.pop() {
             caught(|| drop(spent));
         }
-        if !self.waiting.is_empty() {
-            self.spawn_waiting();
+        // Replies of inline handlers that must wait for room.
+        for (call, reply) in self.waiting.drain(..) {
+            let ended = HandlerEnded::new(&self.shard, call, None);
+            let task = tokio::spawn(WaitingReply { reply: Some(reply), ended });
+            self.done.push(call.attach(task.abort_handle()));
         }
     }
 

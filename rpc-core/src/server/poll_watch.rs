@@ -1,5 +1,5 @@
-//! Finds handlers whose first poll computes or blocks for long, which delays others; the interceptors that run
-//! with it included.
+//! Finds handlers whose first poll computes or blocks for long, which delays others; the
+//! interceptors that run with it included.
 //!
 //! Owns the one warning per method. Never changes how a handler is run: the user decides that, with
 //! `#[rpc(spawn)]`.
@@ -57,9 +57,10 @@ impl PollWatch {
             tracing::warn!(
                 method,
                 ?took,
-                "a handler, or an interceptor around it, works long between two awaits, and all \
-                 connections of its driver wait for it: mark the method #[rpc(spawn)], or move the \
-                 work to tokio::task::spawn_blocking; what an interceptor does belongs in a layer then"
+                "a handler or its interceptor runs too long between two awaits and blocks all \
+                 connections of its driver: mark the method #[rpc(spawn)], spawn it with \
+                 `ServerBuilder::spawn_calls_to`, or move the work to tokio::task::spawn_blocking; \
+                 move the work of an interceptor to a layer"
             );
         }
     }
@@ -70,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_poll_is_timed_and_then_one_in_so_many() {
+    fn the_first_poll_and_some_later_are_timed() {
         let watch = PollWatch::default();
         let timed: Vec<bool> = (0..130).map(|_| watch.is_timed()).collect();
         let at: Vec<usize> = (0..130).filter(|at| timed[*at]).collect();

@@ -7,8 +7,8 @@ use rpc_transport::engine::clock;
 use tracing::Span;
 
 use super::router::Router;
-use crate::observability::stats::counts::{End, Lease, Method, Methods};
-use crate::observability::trace;
+use crate::stats::counts::{End, Lease, Method, Methods};
+use crate::trace;
 
 /// Where calls are counted, by route.
 pub(super) struct RouteCounts {

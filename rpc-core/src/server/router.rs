@@ -5,7 +5,9 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use crate::codec::Codec;
+use crate::endpoint::connection_context::ConnectionContext;
 use crate::interceptor::server::Chain;
+use crate::server::allow::Allow;
 use crate::server::poll_watch::PollWatch;
 use crate::service::{Dispatch, MethodDescriptor};
 use crate::session::CallStreams;
@@ -39,7 +41,11 @@ pub(super) struct Route {
     pub(super) service: Arc<dyn Dispatch>,
     pub(super) position: usize,
     pub(super) method: &'static MethodDescriptor,
+    /// Its calls are tasks of their own from the start.
+    pub(super) is_task: bool,
     pub(super) watch: PollWatch,
+    /// `None`: everybody may call it.
+    rules: Option<Allow>,
 }
 
 /// The methods of a server.
@@ -48,13 +54,17 @@ pub(crate) struct Router {
     pub(super) routes: Vec<Route>,
     /// From method id to index in `routes`.
     by_id: HashMap<u32, usize, BuildHasherDefault<IdHasher>>,
+    rules: Option<Allow>,
+    #[cfg(feature = "rules")]
+    _watch: Option<super::allow_file::FileWatch>,
 }
 
 impl Router {
     /// Adds a service, and the interceptors of its calls.
     ///
     /// # Errors
-    /// Two methods have the same id: their names.
+    /// Two methods have the same id: their names. A type cannot be sent: where it is, and what to
+    /// do.
     pub(crate) fn add(
         &mut self,
         service: Arc<dyn Dispatch>,
@@ -64,8 +74,10 @@ impl Router {
             let (service, interceptors) = (Arc::clone(&service), interceptors.cloned());
             // Found out now, not in the driver when the first call comes.
             method.checked_hash();
-            let watch = PollWatch::default();
-            let route = Route { interceptors, service, position, method, watch };
+            method.check_types()?;
+            let (is_task, watch) = (method.spawn, PollWatch::default());
+            let rules = None;
+            let route = Route { interceptors, service, position, method, is_task, watch, rules };
             if let Some(other) = self.by_id.insert(method.id, self.routes.len()) {
                 let other = &self.routes[other];
                 return Err(format!(
@@ -77,6 +89,45 @@ impl Router {
             self.routes.push(route);
         }
         Ok(())
+    }
+
+    /// Has the callers of all methods looked at.
+    pub(super) fn with_rules(mut self, rules: Option<&Allow>) -> Self {
+        self.routes.iter_mut().for_each(|route| route.rules = rules.cloned());
+        self.rules = rules.cloned();
+        #[cfg(feature = "rules")]
+        (self._watch = rules.and_then(Allow::watch_file));
+        self
+    }
+
+    /// Why a call is refused, as far as its caller may know.
+    #[cold]
+    pub(super) fn refusal(&self, id: u32, status: Status, caller: &ConnectionContext) -> Status {
+        match &self.rules {
+            Some(rules) if !self.by_id.contains_key(&id) => rules.unknown(status, caller),
+            _ => status,
+        }
+    }
+
+    /// Has the calls of a service, or of one method (`Service.method`), be tasks of their own.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub(super) fn spawn_calls_to(&mut self, name: &str) -> Result<(), String> {
+        let mut found = false;
+        for route in &mut self.routes {
+            if route.method.name == name || route.service.descriptor().name == name {
+                (route.is_task, found) = (true, true);
+            }
+        }
+        if found {
+            return Ok(());
+        }
+        let there = self.methods().map(|method| method.name).collect::<Vec<_>>().join(", ");
+        Err(format!(
+            "`spawn_calls_to`: there is no {name} here; pass the name of a service, or of one of \
+             the methods: {there}"
+        ))
     }
 
     /// Its methods, in the order of the routes.
@@ -104,28 +155,45 @@ impl Router {
         services.dedup();
         let offered = if services.is_empty() { "none".to_owned() } else { services.join(", ") };
         Status::unimplemented(format!(
-            "no method with id {id:#010x} here; the services here are: {offered}"
+            "the server has no method with id {id:#010x}; its services are: {offered}"
         ))
         .with_details(UNKNOWN_METHOD)
     }
 }
 
 impl Route {
-    /// The codec of a call, after a check of the signature if the call carries one.
-    #[inline]
-    pub(super) fn accept(&self, signature: Option<u64>, codec: u8) -> Result<Codec, Status> {
+    /// The codec of a call, after a check of its caller and of the signature if the call carries
+    /// one.
+    pub(super) fn accept(
+        &self,
+        signature: Option<u64>,
+        codec: u8,
+        caller: &Arc<ConnectionContext>,
+    ) -> Result<Codec, Status> {
+        if let (Some(rules), Some(_)) = (&self.rules, signature) {
+            rules.check(self.method, caller)?;
+        }
         if signature.is_some_and(|theirs| !self.method.accepts(theirs)) {
-            return Err(signatures_differ(self.method));
+            let MethodDescriptor { name, signature, .. } = self.method;
+            let mut details = SIGNATURES_DIFFER.to_vec();
+            if let Some(schema) = self.method.schema() {
+                details.push(b'\n');
+                details.extend_from_slice(schema.text().as_bytes());
+            }
+            let text = format!("{name}: signatures differ; the server has `{signature}`");
+            return Err(Status::failed_precondition(text).with_details(details));
         }
         self.codec(codec)
     }
 
     /// Checks that the call has the streams of the method.
-    #[inline]
     pub(super) fn accept_streams(&self, streams: CallStreams) -> Result<(), Status> {
         let CallStreams { arguments, results, .. } = self.method.streams;
         if streams.arguments != arguments || streams.results != results {
-            return Err(streams_differ(self.method));
+            let MethodDescriptor { name, signature, .. } = self.method;
+            return Err(Status::failed_precondition(format!(
+                "{name}: the call and the method have different streams; the server has `{signature}`"
+            )));
         }
         Ok(())
     }
@@ -135,26 +203,4 @@ impl Route {
         Codec::from_id(codec)
             .map_err(|error| Status::unimplemented(format!("{}: {error}", self.method.name)))
     }
-}
-
-#[cold]
-fn streams_differ(method: &MethodDescriptor) -> Status {
-    Status::failed_precondition(format!(
-        "{}: the call has other streams than the method; the server has `{}`",
-        method.name, method.signature
-    ))
-}
-
-#[cold]
-fn signatures_differ(method: &'static MethodDescriptor) -> Status {
-    let mut details = SIGNATURES_DIFFER.to_vec();
-    if let Some(schema) = method.schema() {
-        details.push(b'\n');
-        details.extend_from_slice(schema.text().as_bytes());
-    }
-    Status::failed_precondition(format!(
-        "{}: signatures differ; the server has `{}`",
-        method.name, method.signature
-    ))
-    .with_details(details)
 }

@@ -1,17 +1,20 @@
 //! Handlers that run as tasks, until their replies are accepted.
 //!
-//! Invariant: each tells the session of its end, however its task ends.
+//! Invariant: each reports its end to the session, however its task ends.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Waker};
 
-use super::call::{Call, Done, Replied};
+use rpc_transport::device::connection_error::CloseCause;
+
+use super::call::{Call, Done};
 use super::route_counts::Running;
 use crate::endpoint::RpcShard;
-use crate::observability::stats::counts::End;
+use crate::endpoint::reply::Replied;
 use crate::service::Reply;
 use crate::service::handler::{Handler, Origin};
+use crate::stats::counts::End;
 use crate::status::{Code, Status};
 
 #[cold]
@@ -28,8 +31,8 @@ pub(super) fn spawn(
     call.attach(task.abort_handle())
 }
 
-/// A handler as a task. Field order matters: the handler is dropped before `ended` tells the
-/// session, so by then none of its code runs any more.
+/// A handler as a task. Field order matters: the handler is dropped before `ended` reports to
+/// the session, so by then none of its code runs any more.
 struct Spawned {
     handler: Handler,
     /// The reply, while it waits for room.
@@ -61,27 +64,34 @@ impl Future for Spawned {
     }
 }
 
-/// Tells the session that a spawned handler has ended, also when its task is aborted.
+/// Reports the end of a spawned handler to the session, also when its task is aborted.
 pub(super) struct HandlerEnded {
     shard: Arc<RpcShard>,
     call: Call,
     replied: bool,
+    /// Its reply waits for room.
+    waits: bool,
     /// Until its end is counted.
     running: Option<Running>,
 }
 
 impl HandlerEnded {
     pub(super) fn new(shard: &Arc<RpcShard>, call: Call, running: Option<Running>) -> Self {
-        Self { shard: Arc::clone(shard), call, replied: false, running }
+        Self { shard: Arc::clone(shard), call, replied: false, waits: false, running }
     }
 
     fn reply(&mut self, reply: &mut Option<Reply>) -> Replied {
         let mut ended = reply.as_ref().map(End::of);
         let running = self.running.take_if(|_| ended.is_some());
         self.replied = true;
+        let waited = std::mem::take(&mut self.waits);
         let Call { key, id, method, .. } = self.call;
         let replied = self.shard.with(key, |peer| {
-            let replied = peer.reply(id, method, reply);
+            let replied = if waited {
+                peer.reply_after_wait(id, method, reply)
+            } else {
+                peer.reply(id, method, reply)
+            };
             if replied == Replied::Refused {
                 ended = Some((End::Code(Code::ResourceExhausted), 0));
             }
@@ -125,7 +135,10 @@ impl HandlerEnded {
             replied
         });
         match replied {
-            Some(Replied::MustWait) => Poll::Pending,
+            Some(Replied::MustWait) => {
+                self.waits = true;
+                Poll::Pending
+            }
             Some(Replied::Done | Replied::Refused) | None => {
                 self.replied = true;
                 Poll::Ready(())
@@ -154,15 +167,16 @@ impl Drop for HandlerEnded {
         if self.replied {
             return;
         }
-        // A panic is turned into a reply, and the caller of a cancelled call waits for none. So
-        // a handler that is dropped without a reply means that the runtime shuts down.
+        // A panic is turned into a reply, and a handler that is stopped was not wanted any more. So
+        // one that is dropped for no such reason means that the runtime shuts down.
         let status = Status::unavailable("the handler was dropped: its runtime has shut down");
         let mut reply = Some(Reply::Status(status));
         let running = self.running.take();
         let Call { key, id, method, .. } = self.call;
-        let mut code = Code::Cancelled;
+        let (mut code, mut is_stopped) = (Code::Cancelled, true);
         let answered = self.shard.with(key, |peer| {
-            // The session knows who has stopped it, until it is answered.
+            is_stopped = peer.session.is_stopping(id);
+            // Until the call is answered, the session knows why its handler was stopped.
             if peer.session.is_expired(id) {
                 code = Code::DeadlineExceeded;
             }
@@ -171,8 +185,16 @@ impl Drop for HandlerEnded {
                 running.count((End::Code(code), 0));
             }
             // A status never has to wait for room.
-            peer.reply(id, method, &mut reply);
+            if is_stopped {
+                peer.reply(id, method, &mut reply);
+            }
         });
+        if !is_stopped {
+            // The driver is about to go the same way. A peer whose connection ends tries all its
+            // idempotent calls again, elsewhere, and counts one failure; statuses would be one
+            // each.
+            self.shard.fail(key, &CloseCause::DriverGone);
+        }
         if let Some(running) = running {
             if answered.is_none() {
                 running.count((End::Code(code), 0));

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_has_some_time_and_then_the_oldest_gives_way() {
+    fn the_oldest_gives_way_after_some_time() {
         let start = Instant::now();
         let mut set_ups = full(|_| 1, start);
         assert_eq!(set_ups.to_give_way(start), Err(start + MIN_TIME));
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_stalls_gives_way_before_all_others() {
+    fn a_stalling_source_gives_way_first() {
         let start = Instant::now();
         // The first ten are older than all set-ups of the greedy source.
         let set_ups = full(|key| if key < 10 { u8::try_from(key).unwrap() } else { 77 }, start);

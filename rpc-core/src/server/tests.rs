@@ -1,6 +1,10 @@
+use std::time::Duration;
+
 use async_trait::async_trait;
 use futures::FutureExt;
-use rpc_transport::connect::error::ConnectError;
+use rpc_transport::connect::schemes;
+use rpc_transport::device::connection_error::ConnectError;
+use rpc_transport::device::fault::{self, FaultPlan};
 use rpc_transport::device::soft;
 use rpc_transport::device::{
     CompletionQueue, Device, Established, Incoming, PeerIdentity, ProviderError, QpCapacity,
@@ -14,6 +18,7 @@ use rpc_transport::protocol::config::LinkConfig;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Notify;
 
+use super::builder::with_memory;
 use super::*;
 use crate::client::Channel;
 
@@ -23,8 +28,8 @@ async fn a_server_that_has_ended_opens_no_shard() {
     let server = Server::builder().bind("mem://ended-server").await.unwrap();
     let acceptor = Arc::clone(&server.acceptor);
     let device = soft::mem_device();
-    let shard = acceptor.place(device).unwrap().shard;
-    let again = acceptor.place(device).unwrap().shard;
+    let shard = place(&acceptor, device).unwrap().shard;
+    let again = place(&acceptor, device).unwrap().shard;
     assert!(Arc::ptr_eq(&shard, &again));
     drop(server.serve());
     assert!(!shard.is_over(), "serve was never polled");
@@ -33,18 +38,23 @@ async fn a_server_that_has_ended_opens_no_shard() {
     assert_eq!(refusal(&acceptor, device), "the server is shutting down");
 }
 
-fn refusal(acceptor: &Acceptor, device: &Arc<dyn Device>) -> String {
-    acceptor.place(device).map(|_| ()).unwrap_err()
+/// A place that nobody has to be waited for.
+fn place(acceptor: &Acceptor, device: &Arc<dyn Device>) -> Result<acceptor::Place, String> {
+    acceptor.place(device).now_or_never().expect("nobody else opens a shard")
 }
 
-/// A shard whose driver has gone stayed in the list, and connections were put beside it.
+fn refusal(acceptor: &Acceptor, device: &Arc<dyn Device>) -> String {
+    place(acceptor, device).map(|_| ()).unwrap_err()
+}
+
+/// A regression: a shard whose driver had gone stayed in the list.
 #[tokio::test]
 async fn a_shard_without_a_driver_is_replaced() {
     let server = Server::builder().bind("mem://replaced-shard").await.unwrap();
     let device = soft::mem_device();
-    let shard = server.acceptor.place(device).unwrap().shard;
+    let shard = place(&server.acceptor, device).unwrap().shard;
     shard.shutdown();
-    let other = server.acceptor.place(device).unwrap().shard;
+    let other = place(&server.acceptor, device).unwrap().shard;
     assert!(!Arc::ptr_eq(&shard, &other));
     assert_eq!(server.acceptor.all_shards().len(), 1);
 }
@@ -56,23 +66,23 @@ async fn set_ups_under_way_count_as_connections() {
     let server = Server::builder().max_connections(2).bind("mem://exact-limit").await.unwrap();
     let acceptor = &server.acceptor;
     let device = soft::mem_device();
-    let first = acceptor.place(device).unwrap();
-    let _second = acceptor.place(device).unwrap();
+    let first = place(acceptor, device).unwrap();
+    let _second = place(acceptor, device).unwrap();
     assert!(refusal(acceptor, device).contains("limit of 2 connections"));
     drop(first);
-    let _third = acceptor.place(device).unwrap();
+    let _third = place(acceptor, device).unwrap();
     assert!(refusal(acceptor, device).contains("limit of 2 connections"));
 }
 
-/// Of 256 clients at once, those for whom the completion queue had no entries left by the time their
-/// queue pair was made were refused, though another shard would have had room.
+/// Of 256 clients at once, those for whom the completion queue had no entries left by the time
+/// their queue pair was made were refused, though another shard would have had room.
 #[tokio::test]
-async fn set_ups_under_way_take_room_of_their_shard() {
+async fn pending_set_ups_take_room_of_their_shard() {
     let server = Server::builder().bind("mem://set-up-room").await.unwrap();
     let acceptor = &server.acceptor;
     let device = soft::mem_device();
     let places: Vec<_> =
-        (0..=acceptor::CONNECTIONS_PER_CQ).map(|_| acceptor.place(device).unwrap()).collect();
+        (0..=acceptor::CONNECTIONS_PER_CQ).map(|_| place(acceptor, device).unwrap()).collect();
     let last = &places[places.len() - 1].shard;
     let others = &places[..places.len() - 1];
     assert!(others.iter().all(|place| !Arc::ptr_eq(&place.shard, last)));
@@ -81,13 +91,13 @@ async fn set_ups_under_way_take_room_of_their_shard() {
 
 /// Clients that came and went as fast as they could had a server open shards for what was leaving.
 #[tokio::test]
-async fn for_what_is_leaving_there_are_shards_of_twice_the_connections_allowed() {
+async fn leaving_connections_get_as_many_extra_shards() {
     let server = Server::builder().max_connections(1500).bind("mem://leaving").await.unwrap();
     let acceptor = &server.acceptor;
     let device = soft::mem_device();
     let mut leaving = Vec::new();
     let refusal = loop {
-        match acceptor.place(device) {
+        match place(acceptor, device) {
             Ok(acceptor::Place { under_way, .. }) => leaving.push(under_way),
             Err(text) => break text,
         }
@@ -95,18 +105,18 @@ async fn for_what_is_leaving_there_are_shards_of_twice_the_connections_allowed()
     };
     assert_eq!((acceptor.all_shards().len(), leaving.len()), (3, 3 * 1024), "{refusal}");
     leaving.pop();
-    acceptor.place(device).unwrap();
+    place(acceptor, device).unwrap();
 }
 
 /// As many as workers, and no more than there are connections.
 #[test]
-fn shards_0_is_one_for_each_worker_up_to_need() {
+fn shards_0_is_one_per_worker_if_needed() {
     let counts = |runtime: Runtime, name: &str| {
         runtime.block_on(async {
             let server = Server::builder().shards(0).bind(name).await.unwrap();
             let mut places = Vec::new();
             [(); 4].map(|()| {
-                places.push(server.acceptor.place(soft::mem_device()).unwrap());
+                places.push(place(&server.acceptor, soft::mem_device()).unwrap());
                 server.acceptor.all_shards().len()
             })
         })
@@ -119,14 +129,14 @@ fn shards_0_is_one_for_each_worker_up_to_need() {
 
 /// A server with eight shards took seven connections, where 8 MiB may be locked.
 #[tokio::test]
-async fn a_shard_that_cannot_be_made_refuses_nobody_for_whom_there_is_room() {
+async fn a_failed_shard_leaves_existing_room_usable() {
     let server = Server::builder().shards(8).bind("mem://few-shards").await.unwrap();
     let outgoing = schemes::resolve(&"mem://few-shards".parse().unwrap()).await.unwrap().outgoing;
     // For the completion queue of one shard, and not for two.
     let limit = MemoryBudget::new(3 << 19);
     let plan = FaultPlan::new(1).profile(&fault::MLX5).lock_limit(&limit);
     let outgoing = fault::outgoing(outgoing, &plan);
-    let places = [(); 3].map(|()| server.acceptor.place(outgoing.device()).unwrap());
+    let places = [(); 3].map(|()| place(&server.acceptor, outgoing.device()).unwrap());
     assert_eq!(server.acceptor.all_shards().len(), 1);
     assert!(places.iter().all(|place| Arc::ptr_eq(&place.shard, &places[0].shard)));
 }
@@ -134,7 +144,7 @@ async fn a_shard_that_cannot_be_made_refuses_nobody_for_whom_there_is_room() {
 /// The first client of a server on a NIC cost 16 MiB of locked memory, of the 8 MiB that most
 /// processes may lock.
 #[test]
-fn the_first_client_on_a_nic_costs_a_small_completion_queue() {
+fn the_first_nic_client_gets_a_small_cq() {
     let sizes =
         |locks, shards| (0..7).map(move |count| acceptor::connections_of_cq(locks, count, shards));
     assert!(sizes(true, 1).eq([64, 128, 256, 512, 1024, 1024, 1024]));
@@ -153,10 +163,10 @@ fn the_first_client_on_a_nic_costs_a_small_completion_queue() {
     assert!(bytes(1024) > 8 << 20, "{}", bytes(1024));
 }
 
-/// A limit on locked memory that was too low for `rdma://` kept the addresses beside it from being
+/// A limit on locked memory that was too low for `rdma://` kept the other addresses from being
 /// served, too.
 #[test]
-fn an_address_that_lacks_locked_memory_is_left_out_unless_it_is_the_only_one() {
+fn addresses_without_locked_memory_are_skipped() {
     let lack = |address: &Address| {
         matches!(address, Address::Rdma(..)).then(|| format!("no memory for {address}"))
     };
@@ -172,10 +182,10 @@ fn an_address_that_lacks_locked_memory_is_left_out_unless_it_is_the_only_one() {
     assert!(served(&[]).unwrap().is_empty());
 }
 
-/// A device that had been replaced was told from the new one by its name, so a new shard got the
-/// protection domain of the old one, and no connection could be made on it.
+/// A device that had been replaced was distinguished from the new one by its name, so a new shard
+/// got the protection domain of the old one, and no connection could be made on it.
 #[tokio::test]
-async fn a_replaced_device_of_the_same_name_shares_nothing() {
+async fn a_replaced_device_shares_nothing() {
     let builder = Server::builder().shards(2);
     let server = builder.bind("mem://replaced-device").await.unwrap();
     let address = "mem://replaced-device".parse().unwrap();
@@ -188,7 +198,7 @@ async fn a_replaced_device_of_the_same_name_shares_nothing() {
     assert_eq!(devices[0].attributes().name, devices[1].attributes().name);
     let mut domains = Vec::new();
     for device in &devices {
-        let places = [(); 3].map(|()| server.acceptor.place(device).unwrap());
+        let places = [(); 3].map(|()| place(&server.acceptor, device).unwrap());
         assert!(places.iter().all(|place| Arc::ptr_eq(place.shard.device(), device)));
         assert!(!Arc::ptr_eq(&places[0].shard, &places[1].shard), "two shards are wanted");
         domains.extend(places.each_ref().map(|place| {
@@ -203,7 +213,7 @@ async fn a_replaced_device_of_the_same_name_shares_nothing() {
 }
 
 #[tokio::test]
-async fn a_place_is_free_again_when_its_connection_has_ended() {
+async fn an_ended_connection_frees_its_place() {
     let server = Server::builder().max_connections(1).bind("mem://freed-place").await.unwrap();
     let serving = tokio::spawn(server.serve());
     for _ in 0..20 {
@@ -237,7 +247,7 @@ impl Slow for Waits {
     }
 }
 
-/// A listener that lives until it is told to die.
+/// A listener that lives until the test ends it.
 #[derive(Debug)]
 struct Mortal {
     end: Arc<Notify>,
@@ -259,7 +269,7 @@ impl Listener for Mortal {
 
 /// A listener that died ended the connections of all the others at once.
 #[tokio::test]
-async fn a_dying_listener_lets_calls_in_flight_finish_and_is_named() {
+async fn a_dying_listener_is_named_and_calls_finish() {
     for panics in [false, true] {
         let waits = Arc::new([Notify::new(), Notify::new()]);
         let address = format!("mem://beside-mortal-{panics}");
@@ -272,7 +282,7 @@ async fn a_dying_listener_lets_calls_in_flight_finish_and_is_named() {
         let call = tokio::spawn(slow.wait().start());
         waits[0].notified().await;
         end.notify_one();
-        // The listener beside it is closed, the call goes on.
+        // The other listener is closed, and the call goes on.
         while Channel::connect(&address).await.is_ok() {
             tokio::task::yield_now().await;
         }
@@ -345,7 +355,7 @@ impl Incoming for Stalled {
 
 /// Set-ups that gave way, or that were under way when the server ended, were counted nowhere.
 #[tokio::test]
-async fn set_ups_that_are_cut_off_are_counted_as_failed() {
+async fn cut_off_set_ups_count_as_failed() {
     let mut server = Server::builder().bind("mem://cut-off-set-ups").await.unwrap();
     let inner = server.listeners.pop().unwrap();
     server.listeners.push(Box::new(Stalls { count: 2, inner }));
@@ -384,7 +394,7 @@ impl Slow for Departs {
 /// A handle that reads the numbers kept the services, and all that they hold, of a server that had
 /// ended.
 #[tokio::test]
-async fn services_go_with_their_server_though_its_stats_are_still_read() {
+async fn a_stats_handle_keeps_no_services_alive() {
     let gone = Arc::<Notify>::default();
     let service = SlowServer::new(Departs(Gone(Arc::clone(&gone))));
     let builder = Server::builder().add_service(service);
@@ -404,7 +414,7 @@ async fn services_go_with_their_server_though_its_stats_are_still_read() {
 
 /// 64 peers that never took the last step kept everybody else out for 15 s, and could come back.
 #[tokio::test]
-async fn peers_that_stall_in_set_up_do_not_keep_others_out() {
+async fn peers_stalling_in_set_up_block_nobody() {
     let count = set_ups::SLOTS + 64;
     let mut server = Server::builder().bind("mem://stalled-set-ups").await.unwrap();
     let inner = server.listeners.pop().unwrap();

@@ -11,46 +11,45 @@
 use std::any::Any;
 use std::fmt;
 use std::future::Future;
-use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{self, Poll};
 
-use rpc_transport::device::PeerIdentity;
+use rpc_transport::user_code::assert_may_run;
 
 use crate::context::{Context, Served};
+use crate::identity::Identity;
+use crate::reply::Reply;
 use crate::service::pooled_future::PooledFuture;
-use crate::service::reply::Reply;
 use crate::status::Status;
 
 /// A running handler. Dropping it cancels it.
 #[must_use = "a handler does nothing unless polled"]
 pub struct Handler {
-    // `ManuallyDrop`, because `Drop for Handler` empties the stage: the compiler need not generate a
-    // second drop after it.
-    stage: ManuallyDrop<Stage>,
-    /// Has given its reply or panicked, and is only to be dropped.
+    stage: Stage,
+    /// It has given its reply or panicked, and can only be dropped.
     is_over: bool,
 }
 
 enum Stage {
     Running(PooledFuture<Reply>),
     Watched(Box<dyn Watched>),
-    // Boxed, because it is rare and would make every handler larger to move.
+    // Boxed, because it is rare and would make every handler larger.
     Ready(Box<Reply>),
     Gone,
 }
 
-/// A handler inside another one, and what waits for its end.
+/// A handler inside another one, and code that waits for its end.
 pub(crate) trait Watched: Send {
-    /// [`Handler::poll_to`] of the inner handler. What waits sees the reply, and may replace it.
+    /// [`Handler::poll_to`] of the inner handler. The waiting code sees the reply, and may replace
+    /// it.
     fn poll_to(&mut self, cx: &mut task::Context<'_>, reply: &mut Option<Reply>);
 
     /// The inner handler has panicked.
     fn after_panic(&mut self, reply: &mut Option<Reply>);
 
-    /// The reply is known, so nothing waits any more. Gives the inner handler, to be dropped.
+    /// The reply is known, and the wait is over. Gives the inner handler, to be dropped.
     fn end(self: Box<Self>) -> Handler;
 
     /// Drops the inner handler before its reply is known.
@@ -69,24 +68,24 @@ impl Handler {
         Self::of(Stage::Running(PooledFuture::new(Served::new(context, future))))
     }
 
-    /// A handler whose end something waits for.
+    /// A handler around another one.
     #[inline]
     pub(crate) fn watched(watched: Box<dyn Watched>) -> Self {
         Self::of(Stage::Watched(watched))
     }
 
-    /// One that is over.
+    /// A handler that is over.
     #[inline]
     pub(crate) const fn over() -> Self {
-        Self { stage: ManuallyDrop::new(Stage::Gone), is_over: true }
+        Self { stage: Stage::Gone, is_over: true }
     }
 
     #[inline]
     fn of(stage: Stage) -> Self {
-        Self { stage: ManuallyDrop::new(stage), is_over: false }
+        Self { stage, is_over: false }
     }
 
-    /// A handler that has its reply already.
+    /// A handler that has its reply from the start.
     pub fn ready(reply: Reply) -> Self {
         Self::of(Stage::Ready(Box::new(reply)))
     }
@@ -125,7 +124,8 @@ impl Handler {
     #[inline]
     pub(crate) fn poll_to(&mut self, cx: &mut task::Context<'_>, reply: &mut Option<Reply>) {
         assert!(!self.is_over, "a handler was polled after it had finished");
-        if let Stage::Running(future) = &mut *self.stage {
+        if let Stage::Running(future) = &mut self.stage {
+            assert_may_run("a handler runs");
             // Set before the poll, so that it holds also if the poll panics.
             self.is_over = true;
             match Pin::new(future).poll(cx) {
@@ -140,14 +140,14 @@ impl Handler {
     #[cold]
     fn poll_other(&mut self, cx: &mut task::Context<'_>, reply: &mut Option<Reply>) {
         self.is_over = true;
-        if let Stage::Watched(watched) = &mut *self.stage {
+        if let Stage::Watched(watched) = &mut self.stage {
             watched.poll_to(cx, reply);
             self.is_over = reply.is_some();
         }
         if !self.is_over {
             return;
         }
-        match std::mem::replace(&mut *self.stage, Stage::Gone) {
+        match std::mem::replace(&mut self.stage, Stage::Gone) {
             Stage::Watched(watched) => {
                 *self = watched.end();
                 self.is_over = true;
@@ -157,8 +157,7 @@ impl Handler {
         }
     }
 
-    /// To be called when [`Handler::poll_to`] has panicked: logs it, and sets a reply if there is
-    /// none.
+    /// [`Handler::poll_to`] has panicked: logs it, and sets a reply if there is none.
     #[cold]
     pub(crate) fn after_panic(
         &mut self,
@@ -172,24 +171,24 @@ impl Handler {
 
     #[cold]
     pub(crate) fn end_after_panic(&mut self, reply: &mut Option<Reply>) {
-        if let Stage::Watched(watched) = &mut *self.stage {
+        if let Stage::Watched(watched) = &mut self.stage {
             watched.after_panic(reply);
         }
         self.clear();
         reply.get_or_insert_with(|| Reply::Status(Status::internal("the handler panicked")));
     }
 
-    /// Drops what is left of the future (invariants 1 and 2).
+    /// Drops the rest of the future (invariants 1 and 2).
     #[inline]
     fn clear(&mut self) {
-        if !matches!(*self.stage, Stage::Gone) {
+        if !matches!(self.stage, Stage::Gone) {
             self.drop_stage();
         }
     }
 
     fn drop_stage(&mut self) {
         self.is_over = true;
-        let caught = match std::mem::replace(&mut *self.stage, Stage::Gone) {
+        let caught = match std::mem::replace(&mut self.stage, Stage::Gone) {
             Stage::Running(future) => catch_unwind(AssertUnwindSafe(|| drop(future))),
             other => catch_unwind(AssertUnwindSafe(|| other.let_go())),
         };
@@ -208,20 +207,11 @@ impl Stage {
     }
 }
 
-/// The method and peer of a handler, for the log, as far as they are known.
+/// The method and peer of a handler, for the log, if they are known.
 #[derive(Debug, Default)]
 pub(crate) struct Origin {
     pub(crate) method: Option<&'static str>,
-    pub(crate) peer: Option<Arc<PeerIdentity>>,
-}
-
-impl Origin {
-    /// The origin from the current context: the call whose handler polls this one (in a layer).
-    #[cold]
-    fn of_context() -> Self {
-        let context = Context::current();
-        Self { method: context.method().map(|method| method.name), peer: context.peer().cloned() }
-    }
+    pub(crate) peer: Option<Arc<Identity>>,
 }
 
 #[cold]
@@ -231,7 +221,7 @@ pub(crate) fn log_panic(panic: Box<dyn Any + Send>, origin: &Origin) {
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("(not a text)");
-    let peer = origin.peer.as_ref().map(tracing::field::debug);
+    let peer = origin.peer.as_ref().map(tracing::field::display);
     tracing::error!(method = origin.method, peer, panic = text, "a handler panicked");
     // The panic payload may itself panic when dropped.
     if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
@@ -245,7 +235,12 @@ impl Future for Handler {
     type Output = Reply;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<Reply> {
-        self.poll_of(cx, Origin::of_context)
+        // A layer polls it for the call that is current.
+        self.poll_of(cx, || {
+            let context = Context::current();
+            let method = context.method().map(|method| method.name);
+            Origin { method, peer: context.identity().cloned() }
+        })
     }
 }
 
@@ -258,7 +253,7 @@ impl Drop for Handler {
 
 impl fmt::Debug for Handler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match &*self.stage {
+        f.write_str(match &self.stage {
             _ if self.is_over => "Handler(done)",
             Stage::Ready(_) => "Handler(ready)",
             Stage::Running(_) | Stage::Watched(_) | Stage::Gone => "Handler(running)",
@@ -309,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_an_internal_status_without_its_text() {
+    fn a_panic_becomes_internal_without_its_text() {
         let mut handler = Handler::new(Context::new(), async { panic!("secret") });
         expect_internal(poll(&mut handler));
         let mut handler = Handler::new(Context::new(), async { panic_any(5_u8) });
@@ -323,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finished_future_is_dropped_before_its_reply_is_given_out() {
+    fn a_finished_future_is_dropped_before_its_reply() {
         let (held, seen) = {
             let held = std::sync::Arc::new(());
             (held.clone(), held)
@@ -354,7 +349,7 @@ mod tests {
 
     /// Regression: a panic unwound through a layer, which then counted the call as cancelled.
     #[test]
-    fn a_layer_that_awaits_a_handler_sees_its_panic_as_a_reply() {
+    fn a_layer_sees_a_panic_as_a_reply() {
         let seen = std::sync::Arc::new(std::sync::Mutex::new(None));
         let tally = std::sync::Arc::clone(&seen);
         let inner = Handler::new(Context::new(), async { panic!("on purpose") });

@@ -3,26 +3,23 @@
 //! Owns the interface between generated dispatch and the server. Knows nothing of connections: a
 //! [`Request`] comes from a session or from a test.
 
-pub(crate) mod coding;
 pub(crate) mod handler;
-pub(crate) mod hash;
-pub(crate) mod method;
 mod pooled_future;
-pub(crate) mod reply;
-pub(crate) mod schema;
 
 use std::sync::Arc;
 
-use rpc_transport::message::received::Message;
+pub use rpc_schema::hash::{method_id, signature_hash};
+pub use rpc_transport::message::outgoing::OutBuf;
+pub use rpc_transport::message::payload::Payload;
+pub use rpc_transport::message::received::Message;
 
 pub use self::handler::Handler;
-pub use self::hash::{method_id, signature_hash};
-pub use self::method::MethodDescriptor;
-pub use self::reply::{Reply, ReplyKind, ReplyParts};
 use crate::codec::Codec;
 use crate::context::Context;
+pub use crate::method::MethodDescriptor;
+pub use crate::reply::{Reply, ReplyKind, ReplyParts};
 use crate::stream::item_counts::ItemCounters;
-use crate::stream::line::Streams;
+use crate::stream::stream_ref::Streams;
 
 /// Describes a service to both sides. Lives in a `static` of the generated code.
 #[derive(Debug)]
@@ -109,8 +106,12 @@ pub const fn assert_distinct_ids<const N: usize>(names: [&str; N]) {
 /// }
 ///
 /// # #[rpc_core::service] pub trait Greeter { async fn greet(&self) -> String; }
-/// # struct Polite; impl Greeter for Polite { async fn greet(&self) -> String { "Good day".into() } }
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # struct Polite;
+/// # impl Greeter for Polite {
+/// #     async fn greet(&self) -> String { "Good day".into() }
+/// # }
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let service = WithToken(GreeterServer::new(Polite));
 /// let server = rpc_core::Server::builder().add_service(service).bind("mem://layer").await?;
 /// tokio::spawn(server.serve());
@@ -161,8 +162,8 @@ impl Request {
 
     /// Has the items of its streams counted, if it has some.
     pub(crate) fn count_items(&mut self) -> Option<Arc<ItemCounters>> {
-        let line = &mut self.streams.as_mut()?.line;
-        Some(Arc::clone(line.counters.get_or_insert_default()))
+        let stream = &mut self.streams.as_mut()?.stream;
+        Some(Arc::clone(stream.counters.get_or_insert_default()))
     }
 }
 
@@ -170,8 +171,8 @@ impl Request {
 mod tests {
     use std::sync::atomic::Ordering;
 
-    use super::method::{NEXT_INDEX, method_in_use};
     use super::*;
+    use crate::method::{NEXT_INDEX, method_in_use};
 
     #[test]
     fn hashes_are_fnv_1a() {
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn methods_of_one_bucket_have_ids_of_their_own() {
+    fn methods_of_one_bucket_have_distinct_ids() {
         assert_distinct_ids(["A.a", "A.b", "A.c", "A.d", "A.e"]);
         assert_distinct_ids([]);
     }

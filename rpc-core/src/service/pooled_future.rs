@@ -1,29 +1,29 @@
 //! A pinned, type-erased future in memory that is used again.
 //!
-//! Owns the memory that handlers run in: blocks of a few sizes, kept in a bounded list per thread,
-//! so that starting and finishing handlers at a steady rate allocates nothing. Never polls by
-//! itself and catches no panics.
+//! Owns the memory that handlers run in: blocks of a few sizes. Unused blocks go to a [`FreeList`]
+//! of the thread, so a steady rate of handlers allocates nothing. Never polls a future on its own,
+//! and catches no panics.
 //!
 //! Invariants:
-//! 1. `future` points to an initialised future at the start of its block, from [`PooledFuture::new`]
-//!    until [`PooledFuture`]'s drop; nobody else has a pointer to it.
-//! 2. The future never moves (it is pinned): the memory goes back only after it was dropped in
+//! 1. `future` points to an initialised future at the start of its block, from
+//!    [`PooledFuture::new`] until the drop of [`PooledFuture`]. Nobody else has a pointer to it.
+//! 2. The future never moves (it is pinned). Its memory goes back only after it was dropped in
 //!    place, also when its `drop` panics.
-//! 3. A block is allocated with exactly the layout that [`block_layout`] gives for the future that it
-//!    is taken for, and freed once, with that layout. It has one owner: a [`PooledFuture`] or a list.
-//! 4. A block in a list has the size and alignment of the list's class, and starts with its [`Link`]; a
-//!    list holds at most `KEEP_COUNT` of them. Larger or more strictly aligned futures use the
-//!    allocator directly.
-//! 5. A thread has blocks in its lists only while `AT_END` will free them.
+//! 3. Memory is allocated with exactly the layout that [`block_layout`] gives for its future, and
+//!    freed once, with that layout. It has one owner: a [`PooledFuture`] or a [`Block`] in a list.
+//! 4. A [`Block`] has the size and alignment of its class. Larger or more strictly aligned futures
+//!    use the allocator directly.
 #![allow(unsafe_code, reason = "places futures into memory of its own and erases their types")]
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
-use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
+use std::mem::ManuallyDrop;
 use std::pin::Pin;
 use std::ptr::NonNull;
 use std::task::{Context, Poll};
+
+use rpc_transport::memory::free_list::{self, FreeList};
 
 /// Sizes of blocks that are kept, bytes.
 const CLASS_BYTES: [usize; 5] = [256, 512, 1024, 2048, 4096];
@@ -32,54 +32,39 @@ const CLASS_ALIGN: usize = 16;
 /// Most blocks of one size that a thread keeps.
 const KEEP_COUNT: usize = 64;
 
-/// What a block in a list starts with.
-struct Link {
-    below: List,
-    /// Blocks below it.
-    count: usize,
-}
-
-/// The block that was given back last.
-type List = Option<NonNull<Link>>;
-
 thread_local! {
-    // What has no destructor is reached without a look at whether that has run: so there is one beside it.
-    static FREE: [Cell<List>; CLASS_BYTES.len()] = const { [const { Cell::new(None) }; CLASS_BYTES.len()] };
-    /// `AT_END` is made, and has not run.
-    static IS_WATCHED: Cell<bool> = const { Cell::new(false) };
-    static AT_END: AtEnd = const { AtEnd };
+    /// The unused blocks of each class.
+    static FREE: [FreeList<Block, KEEP_COUNT>; CLASS_BYTES.len()] =
+        const { [const { FreeList::new() }; CLASS_BYTES.len()] };
 }
 
-/// Frees the blocks of a thread when that ends.
-struct AtEnd;
+/// Unused memory of a class. Its drop frees it.
+struct Block {
+    base: NonNull<u8>,
+    class: usize,
+}
 
-impl Drop for AtEnd {
-    fn drop(&mut self) {
-        IS_WATCHED.set(false);
-        for class in 0..CLASS_BYTES.len() {
-            while let Some(base) = pop(class) {
-                // SAFETY: allocated with the layout of its class (invariant 4), and nobody else has it
-                // (invariant 3).
-                unsafe { dealloc(base.as_ptr(), class_layout(class)) };
-            }
-        }
+impl Block {
+    /// The memory, which is the caller's to free.
+    #[inline]
+    fn into_base(self) -> NonNull<u8> {
+        ManuallyDrop::new(self).base
     }
 }
 
-#[inline]
-fn pop(class: usize) -> Option<NonNull<u8>> {
-    FREE.with(|free| {
-        let top = free[class].get()?;
-        // SAFETY: a block in a list starts with its link (invariant 4).
-        free[class].set(unsafe { top.as_ref() }.below);
-        Some(top.cast())
-    })
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated with the layout of its class (invariant 4), and nobody else has it
+        // (invariant 3).
+        unsafe { dealloc(self.base.as_ptr(), class_layout(self.class)) };
+    }
 }
 
-/// Memory for `wanted`, and the caller's own: from this thread's list if it has some.
+/// Memory for `wanted`, owned by the caller. It comes from this thread's list if there is some.
 #[inline]
 fn take(wanted: Layout) -> NonNull<u8> {
-    class(wanted).and_then(pop).unwrap_or_else(|| allocate(wanted))
+    let kept = class(wanted).and_then(|class| free_list::take_at(&FREE, class));
+    kept.map_or_else(|| allocate(wanted), Block::into_base)
 }
 
 #[cold]
@@ -96,52 +81,19 @@ fn allocate(wanted: Layout) -> NonNull<u8> {
 /// It came from [`take`] for the same layout, and nobody uses it any more.
 #[inline]
 unsafe fn give_back(base: NonNull<u8>, wanted: Layout) {
-    // SAFETY: nobody uses it, and it is of that class, as the same layout gives.
-    let is_kept = class(wanted).is_some_and(|class| unsafe { keep(class, base) });
-    if !is_kept {
-        // SAFETY: allocated by `allocate` with this layout, and no list has it (invariant 3).
-        unsafe { dealloc(base.as_ptr(), block_layout(wanted)) };
+    match class(wanted) {
+        Some(class) => free_list::keep_at(&FREE, class, Block { base, class }),
+        // SAFETY: allocated by `allocate` with this layout, and nobody uses it.
+        None => unsafe { dealloc(base.as_ptr(), block_layout(wanted)) },
     }
 }
-
-/// Whether the list took it.
-///
-/// # Safety
-/// It is a block of that class, and nobody uses it any more.
-#[inline]
-unsafe fn keep(class: usize, base: NonNull<u8>) -> bool {
-    if !IS_WATCHED.get() && !watch() {
-        return false;
-    }
-    FREE.with(|free| {
-        let below = free[class].get();
-        // SAFETY: a block in a list starts with its link (invariant 4).
-        let count = below.map_or(0, |below| unsafe { below.as_ref() }.count + 1);
-        if count >= KEEP_COUNT {
-            return false;
-        }
-        let base = base.cast::<Link>();
-        // SAFETY: a block of any class has room for a link, and is as aligned (`CLASS_ALIGN`).
-        unsafe { base.write(Link { below, count }) };
-        free[class].set(Some(base));
-        true
-    })
-}
-
-/// Has the lists of this thread emptied at its end. False: that is over.
-#[cold]
-fn watch() -> bool {
-    AT_END.try_with(|_| IS_WATCHED.set(true)).is_ok()
-}
-
-const _: () = assert!(size_of::<Link>() <= CLASS_BYTES[0] && align_of::<Link>() <= CLASS_ALIGN);
 
 /// Size and alignment of the block that holds `wanted`.
 #[inline]
 fn block_layout(wanted: Layout) -> Layout {
     match class(wanted) {
         Some(class) => class_layout(class),
-        // A place of no bytes gets one, to have one rule for all. That never overflows.
+        // An empty future gets one byte, so that one rule holds for all. That never overflows.
         None => Layout::from_size_align(wanted.size().max(1), wanted.align()).unwrap_or(wanted),
     }
 }
@@ -270,9 +222,7 @@ mod tests {
     }
 
     fn kept() -> Vec<usize> {
-        // SAFETY: a block in a list starts with its link.
-        let count = |top: NonNull<Link>| unsafe { top.as_ref() }.count + 1;
-        FREE.with(|free| free.iter().map(|list| list.get().map_or(0, count)).collect())
+        FREE.with(|free| free.iter().map(FreeList::count).collect())
     }
 
     /// A future of `N` bytes and more.
@@ -285,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_future_runs_to_its_end_and_is_dropped_once() {
+    fn a_future_completes_and_is_dropped_once() {
         let (held, drops) = counted();
         let mut yielded = false;
         let mut future = PooledFuture::new(poll_fn(move |_| {
@@ -399,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_is_the_smallest_that_holds_a_size() {
+    fn a_class_is_the_smallest_that_fits() {
         for bytes in (0..5000).step_by(if cfg!(miri) { 61 } else { 1 }) {
             let wanted = Layout::from_size_align(bytes, CLASS_ALIGN).unwrap();
             assert_eq!(class(wanted), CLASS_BYTES.iter().position(|&class| bytes <= class));
@@ -440,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_future_dropped_while_its_thread_ends_is_freed() {
+    fn a_future_dropped_at_thread_end_is_freed() {
         thread_local! {
             static LAST: RefCell<Option<PooledFuture<()>>> = const { RefCell::new(None) };
         }

@@ -50,7 +50,7 @@ pub struct StartCall<'a> {
     /// What becomes of the call if it had to wait for others to end.
     pub when_full: WhenFull,
     /// A handler that serves the peer makes it: the peer's call does not end before this one has.
-    /// Only so many of these may wait that one handler more could run.
+    /// The number of such calls that may wait is limited so that one more handler can still run.
     pub is_nested: bool,
     /// Encoded metadata, at most 65,535 bytes; empty costs nothing on the wire.
     pub metadata: &'a [u8],
@@ -58,8 +58,30 @@ pub struct StartCall<'a> {
     pub streams: CallStreams,
 }
 
-/// The fields of a request's header, and those needed when its reply arrives, that all calls of a method have
-/// in common.
+/// Which messages of a method have tails that their readers copy out: those whose types own their
+/// byte strings (`Bytes`, `Vec<u8>`), and none of which reads a payload in place (`Bulk`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct CopiedTails {
+    /// Requests.
+    pub(crate) arguments: bool,
+    /// Items of the stream of arguments.
+    pub(crate) sent_items: bool,
+    /// Responses.
+    pub(crate) results: bool,
+    /// Items of the stream of results.
+    pub(crate) items: bool,
+}
+
+impl CopiedTails {
+    /// None, or nothing is known.
+    pub(crate) const NONE: Self =
+        Self { arguments: false, sent_items: false, results: false, items: false };
+    pub(crate) const ALL: Self =
+        Self { arguments: true, sent_items: true, results: true, items: true };
+}
+
+/// The fields that all calls of a method have in common: of the request's header, and those needed
+/// when the reply arrives.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CallHead {
     pub(crate) method: u32,
@@ -67,6 +89,16 @@ pub(crate) struct CallHead {
     pub(crate) signature: u64,
     pub(crate) no_cancel: bool,
     pub(crate) streams: CallStreams,
+    pub(crate) copied_tails: CopiedTails,
+}
+
+impl CallHead {
+    /// The head of a call without an idle deadline.
+    #[cold]
+    pub(crate) fn without_idle_deadline(&self) -> Self {
+        let streams = CallStreams { idle_deadline: false, ..self.streams };
+        Self { streams, ..*self }
+    }
 }
 
 /// What each call has of its own.
@@ -74,6 +106,11 @@ pub(crate) struct CallHead {
 pub(crate) struct CallOptions {
     pub(crate) codec: u8,
     pub(crate) deadline: Option<Deadline>,
+    /// The deadline counts until the callee has taken the call, and does not travel: only for
+    /// streams.
+    pub(crate) until_taken: bool,
+    /// Another connection, which gave it back unsent, has counted it as started.
+    pub(crate) is_counted: bool,
     pub(crate) when_full: WhenFull,
     pub(crate) is_nested: bool,
     /// Encoded; `None` is empty.
@@ -89,7 +126,7 @@ impl CallOptions {
 }
 
 impl StartCall<'_> {
-    /// The same, apart.
+    /// The call as its method's head and its options.
     pub(super) fn apart(&self) -> (CallHead, CallOptions) {
         let &Self { method, method_index, signature, codec, no_cancel, streams, .. } = self;
         let &Self { deadline, when_full, is_nested, .. } = self;
@@ -98,8 +135,19 @@ impl StartCall<'_> {
             metadata.extend_from_slice(self.metadata);
             metadata
         });
-        let head = CallHead { method, method_index, signature, no_cancel, streams };
-        (head, CallOptions { codec, deadline, when_full, is_nested, metadata })
+        let copied_tails = CopiedTails::NONE;
+        let head = CallHead { method, method_index, signature, no_cancel, streams, copied_tails };
+        let (until_taken, is_counted) = (false, false);
+        let options = CallOptions {
+            codec,
+            deadline,
+            until_taken,
+            is_counted,
+            when_full,
+            is_nested,
+            metadata,
+        };
+        (head, options)
     }
 }
 
@@ -111,6 +159,9 @@ pub struct CallId {
 }
 
 impl CallId {
+    /// Names no call: generations begin with 1.
+    pub(crate) const NONE: Self = Self { index: 0, generation: 0 };
+
     /// A number that no other call of the session has at the same time.
     #[must_use]
     pub fn as_u64(self) -> u64 {
@@ -126,54 +177,55 @@ pub enum StartError {
     #[error("the connection is closed")]
     Closed,
     /// The peer has said go-away: another connection may serve the call.
-    #[error("the peer takes no new calls")]
+    #[error("the peer is shutting down and accepts no new calls")]
     PeerGoingAway,
     /// This end has stopped calling.
     #[error("this end is shutting down")]
     Stopped,
     /// The peer's hello says that it takes no calls.
-    #[error("the peer takes no calls")]
+    #[error("the peer does not accept calls")]
     PeerTakesNoCalls,
-    /// [`max_outgoing_calls`](super::SessionLimits::max_outgoing_calls) calls exist, and as many as may wait wait.
+    /// [`max_outgoing_calls`](super::SessionLimits::max_outgoing_calls) calls exist, and as many as
+    /// may wait wait.
     #[error(
-        "too many calls at once on one connection: all that may be in flight are, and as many as \
-             may wait do (`max_calls` and `max_waiting_calls`)"
+        "too many calls on one connection: the limits on calls in flight and on waiting calls are \
+             both reached (`max_calls` and `max_waiting_calls`)"
     )]
     TooManyCalls,
     /// As many calls are in flight as may be, and this one was not to wait.
     #[error(
-        "{0} calls are in flight on the connection, as many as may be, and `when_full` is to \
-             refuse: let the call wait, or raise this end's `max_calls` or the server's \
-             `max_calls_per_connection`, whichever it is"
+        "{0} calls are in flight on the connection, which is its limit, and `when_full` is set to \
+             refuse: let calls wait, or raise the lower one of this end's `max_calls` and the \
+             server's `max_calls_per_connection`"
     )]
     Full(u32),
     /// It is nested and would have to wait, and so do as many as may already.
     #[error(
-        "as many calls are in flight as the peer takes, and {0} calls of handlers to their own \
-             callers wait for that already: with one more, the handlers of both ends might wait for \
-             each other; try later, or let both ends take more calls at once"
+        "the peer is at its limit of calls in flight, and {0} calls from handlers to their own \
+             callers are already waiting: one more could deadlock the handlers of both ends; retry \
+             later, or raise both ends' limits on calls in flight"
     )]
     HandlersWait(usize),
     /// The metadata is longer than its block can be.
-    #[error("metadata of {0} bytes, the longest is {max}", max = wire::MAX_METADATA_BYTES)]
+    #[error("metadata of {0} bytes exceeds the limit of {max} bytes", max = wire::MAX_METADATA_BYTES)]
     MetadataTooLong(usize),
     /// The peer is of a version without streams, or offers none.
     #[error(
-        "the peer does not speak streams: it runs an older version; upgrade it, or call a \
-             method without streams"
+        "the peer does not support streams: it runs an older version; update it, or call a method \
+             without streams"
     )]
     PeerHasNoStreams,
     /// This end offers no streams.
-    #[error("this end is set up without streams")]
+    #[error("streams are switched off at this end")]
     NoStreams,
     /// A call that cannot be cancelled has streams.
-    #[error("a call with streams cannot be marked as not to be cancelled")]
+    #[error("a call with streams cannot be marked `no_cancel`")]
     NoCancelWithStreams,
     /// A deadline that starts anew with each item, but no deadline, or no stream.
     #[error("an idle deadline needs a stream and a deadline")]
     IdleWithoutDeadline,
     /// The deadline had passed already.
-    #[error("the deadline had passed before the call was started")]
+    #[error("the deadline passed before the call was started")]
     DeadlineExceeded,
 }
 
@@ -234,8 +286,8 @@ pub(crate) enum NoResult {
 pub struct Reply {
     /// What the body is.
     pub kind: ReplyKind,
-    /// The metadata, which is marked, and then the body: of a status, its details and then its text;
-    /// of others with a tail, the PARTS block and then the encoded value.
+    /// The metadata, which is marked, and then the body: of a status, its details and then its
+    /// text; of others with a tail, the PARTS block and then the encoded value.
     pub message: Message,
     /// The stream of results did not come to its own end: the status takes the place of what was
     /// not sent.
@@ -404,6 +456,9 @@ pub enum Event<W, H> {
     PeerGoingAway,
     /// After `go_away`: nothing is in flight in either direction, and the peer starts nothing.
     Drained,
+    /// The hello for which `Session::hold_hello` or `Session::present` waits, with the peer's
+    /// credentials.
+    Hello(Option<Box<[u8]>>),
 }
 
 impl<W, H> fmt::Debug for Event<W, H> {
@@ -415,6 +470,7 @@ impl<W, H> fmt::Debug for Event<W, H> {
             Self::Discard(body) => f.debug_tuple("Discard").field(body).finish(),
             Self::PeerGoingAway => f.write_str("PeerGoingAway"),
             Self::Drained => f.write_str("Drained"),
+            Self::Hello(_) => f.write_str("Hello"),
         }
     }
 }

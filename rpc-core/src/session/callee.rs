@@ -1,7 +1,7 @@
 //! This end as a callee: requests in, handlers run and stopped, answers out.
 //!
-//! Owns the coordination of the peer's calls with their deadlines. Never runs a handler: it hands
-//! out events and is told the results.
+//! Owns the peer's calls and their deadlines. Never runs a handler: it hands
+//! out events and takes their results.
 //!
 //! Invariants:
 //! 1. A request that is not refused becomes one event, unless its caller is gone before the event
@@ -12,34 +12,26 @@ use std::time::{Duration, Instant};
 
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::{Message, Refusal};
+use rpc_transport::wait::after;
 
+use super::answer::{StreamTail, answer_body};
 use super::incoming::{Ended, Stopped};
 use super::streams::Idle;
 use super::transmit::{Control, Side, tag};
 use super::{
-    Answer, Event, Gone, Incoming, IncomingId, Revoke, Session, SessionError, SessionEvent, Timer,
+    Answer, CopiedTails, Event, Gone, Incoming, IncomingId, Revoke, Session, SessionError,
+    SessionEvent, Timer,
 };
 use crate::wire::{self, ReplyKind, RequestHead, ResponseHead, WireId, code};
 
 /// Advice in errors about a memory budget that is used up.
-pub(crate) const RAISE: &str = "send less at once, or raise the server's `memory_budget`";
-/// Longest remaining time that is accepted from a peer; longer ones are reduced to it.
-const MAX_REMAINING: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+pub(crate) const RAISE: &str = "send less at a time, or raise the server's `memory_budget`";
 
 /// The bytes of a request, for its handler.
 pub(super) struct RequestBytes {
     pub(super) head_bytes: usize,
     pub(super) metadata_bytes: usize,
     pub(super) message: Message,
-}
-
-/// What the response of a call with streams says of its results.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct StreamTail {
-    /// Items that were sent, modulo 2^32.
-    pub(super) items: u32,
-    /// The call has a stream of results.
-    pub(super) has_results: bool,
 }
 
 /// Requests and cancels.
@@ -69,8 +61,8 @@ impl<W, H> Session<W, H> {
         let mut idle = None;
         if let Some(micros) = head.remaining_micros {
             let now = now();
-            let remaining = Duration::from_micros(micros).min(MAX_REMAINING);
-            deadline = now.checked_add(remaining);
+            let remaining = Duration::from_micros(micros);
+            deadline = Some(after(now, remaining));
             // A `no_cancel` handler only sees its deadline; no timer stops it.
             if let Some(at) = deadline.filter(|_| !head.no_cancel) {
                 let timer = self.deadlines.insert(at, now, Timer::Incoming(head.id.slot));
@@ -128,7 +120,7 @@ impl<W, H> Session<W, H> {
         {
             (code::RESOURCE_EXHAUSTED, true, "more calls in flight than this end announced")
         } else if head.remaining_micros == Some(0) {
-            (code::DEADLINE_EXCEEDED, false, "the deadline had passed before the call arrived")
+            (code::DEADLINE_EXCEEDED, false, "the deadline passed before the call arrived")
         } else if head.signature.is_none() && !self.accepted_here.contains(head.method) {
             (code::FAILED_PRECONDITION, false, "the method's signature was never checked")
         } else {
@@ -239,7 +231,7 @@ impl<W, H> Session<W, H> {
         self.requests.pop_front()
     }
 
-    /// Skips requests that were cancelled or expired while they waited here: they are answered.
+    /// The next request was cancelled or expired while it waited here, and is answered.
     #[cold]
     fn drop_request(&mut self) {
         self.requests.pop_front();
@@ -248,8 +240,13 @@ impl<W, H> Session<W, H> {
     /// Notes that the call's signature matches the method's: later calls of that method on this
     /// connection need not carry it. Call this before the call is answered.
     pub fn accept_signature(&mut self, id: IncomingId) {
+        self.accept_method(id, CopiedTails::NONE);
+    }
+
+    /// [`Session::accept_signature`], with what is known of the method's messages.
+    pub(crate) fn accept_method(&mut self, id: IncomingId, copied_tails: CopiedTails) {
         if let Some(method) = self.incoming.accept_signature(id.0) {
-            self.accepted_here.insert(method);
+            self.accepted_here.insert(method, copied_tails);
         }
     }
 
@@ -268,6 +265,12 @@ impl<W, H> Session<W, H> {
         self.incoming.is_expired(id.0)
     }
 
+    /// Whether a call's handler is being stopped, by the caller or as the deadline has passed.
+    #[must_use]
+    pub(crate) fn is_stopping(&self, id: IncomingId) -> bool {
+        self.incoming.is_stopping(id.0)
+    }
+
     /// Answers a call; its handler has ended.
     ///
     /// # Errors
@@ -278,7 +281,7 @@ impl<W, H> Session<W, H> {
         self.reply_with(id, kind, body)
     }
 
-    /// The same for a reply with a body, of the given kind.
+    /// Answers a call with a body of the given kind.
     #[inline]
     pub(crate) fn reply_with(
         &mut self,
@@ -400,7 +403,8 @@ impl<W, H> Session<W, H> {
         is_reset: bool,
     ) {
         let (has_parts, mut metadata_bytes) = frame.marks();
-        if metadata_bytes != 0 && !self.peer_takes_reply_metadata() {
+        let takes = |hello: wire::Hello| hello.features & wire::FEATURE_REPLY_METADATA != 0;
+        if metadata_bytes != 0 && !self.peer.is_some_and(takes) {
             frame.drop_marked();
             metadata_bytes = 0;
         }
@@ -417,11 +421,6 @@ impl<W, H> Session<W, H> {
             },
         );
         self.frames.push_response(id, frame);
-    }
-
-    #[cold]
-    fn peer_takes_reply_metadata(&self) -> bool {
-        self.peer.is_some_and(|hello| hello.features & wire::FEATURE_REPLY_METADATA != 0)
     }
 
     /// Whether the peer takes metadata in front of the items of results.
@@ -449,33 +448,4 @@ impl<W, H> Session<W, H> {
             Stopped::Already | Stopped::Answered | Stopped::Nothing => {}
         }
     }
-}
-
-#[inline]
-pub(super) fn answer_body(answer: Answer<'_>) -> (ReplyKind, OutBuf) {
-    match answer {
-        Answer::Ok(body) => (ReplyKind::Ok, body),
-        Answer::UserError(body) => (ReplyKind::UserError, body),
-        Answer::Status { code, retryable, text, details } => {
-            status_body(code, retryable, text, details)
-        }
-    }
-}
-
-#[cold]
-pub(crate) fn status_body(
-    code: u8,
-    retryable: bool,
-    text: &str,
-    details: &[u8],
-) -> (ReplyKind, OutBuf) {
-    const UNKNOWN: u8 = 2;
-    let code = if (1..=code::MAX).contains(&code) { code } else { UNKNOWN };
-    let details_bytes = u32::try_from(details.len()).unwrap_or(0);
-    let mut body = OutBuf::new();
-    if details_bytes != 0 {
-        body.extend_from_slice(details);
-    }
-    body.extend_from_slice(text.as_bytes());
-    (ReplyKind::Status { code, retryable, details_bytes }, body)
 }

@@ -45,7 +45,7 @@ impl<W, H> Session<W, H> {
         started.map_err(|error| NotStarted { error, body: body.unwrap_or_default() })
     }
 
-    /// The same, but takes the body out of `body` only if the call is started.
+    /// Starts a call, and takes the body out of `body` only if it is started.
     #[inline]
     pub(crate) fn start_from(
         &mut self,
@@ -64,7 +64,7 @@ impl<W, H> Session<W, H> {
             self.nested.push(id);
         }
         if head.streams.any() {
-            self.open_outgoing(id, head.streams, options.deadline);
+            self.open_outgoing(id, head.streams, options);
         }
         if let Some(Deadline { at, now }) = options.deadline {
             let key = self.deadlines.insert(at, now, Timer::Outgoing(id.index));
@@ -107,7 +107,7 @@ impl<W, H> Session<W, H> {
 
     /// Whether one more call need not wait until another has ended.
     pub(super) fn leaves_at_once(&self) -> Result<(), StartError> {
-        // Who has not heard the peer's limit yet waits for that, and not for a call.
+        // Before the peer's hello a call waits for the limit in it, and not for another call.
         let limit = match self.peer {
             Some(_) => self.slots.limit(),
             None => self.limits.max_outgoing_calls,
@@ -136,12 +136,17 @@ impl<W, H> Session<W, H> {
     }
 
     #[cold]
-    fn open_outgoing(&mut self, id: CallId, streams: CallStreams, deadline: Option<Deadline>) {
-        let idle = deadline.filter(|_| streams.idle_deadline).map(|deadline| Idle {
+    fn open_outgoing(&mut self, id: CallId, streams: CallStreams, options: &CallOptions) {
+        let deadline = options.deadline.filter(|_| streams.idle_deadline);
+        let idle = deadline.map(|deadline| Idle {
             period: deadline.at.saturating_duration_since(deadline.now),
             since: deadline.now,
         });
-        self.streams.insert(Key::Call(id.index), id.generation, None, streams, idle);
+        let key = Key::Call(id.index);
+        self.streams.insert(key, id.generation, None, streams, idle);
+        if options.until_taken {
+            self.streams.limit_to_opening(key, streams);
+        }
     }
 
     /// Takes a call's outcome, if it has one; the id then names nothing. A request that was never
@@ -151,36 +156,25 @@ impl<W, H> Session<W, H> {
         if let Some(request) = self.take_request(id) {
             self.discard(request);
         }
-        let outcome = self.calls.take_outcome(id);
-        if self.streams.live_calls != 0 && outcome.is_some() {
-            return self.take_stream_outcome(id, outcome);
+        let mut outcome = self.calls.take_outcome(id)?;
+        if self.streams.live_calls != 0 {
+            // The call's streams go with its outcome.
+            if let Outcome::Reply(reply) = &mut outcome {
+                reply.is_reset = self.streams.was_reset(id);
+            }
+            self.remove_stream_call(id);
         }
-        outcome
+        Some(outcome)
     }
 
-    /// Takes the outcome of a call if it is what nearly all are: a result, without streams. The id then
-    /// names nothing. Gives the method's dense index, too.
+    /// Takes the outcome of a call if it is a result, without streams, as nearly all are. The id
+    /// then names nothing. Gives the method's dense index, too.
     #[inline]
     pub(crate) fn take_result(&mut self, id: CallId) -> Result<(Message, u32), NoResult> {
         if self.streams.live_calls != 0 {
-            return Err(self.no_result(id));
+            return Err(if self.has_outcome(id) { NoResult::Other } else { NoResult::Pending });
         }
         self.calls.take_result(id)
-    }
-
-    #[cold]
-    fn no_result(&self, id: CallId) -> NoResult {
-        if self.has_outcome(id) { NoResult::Other } else { NoResult::Pending }
-    }
-
-    /// The call's streams go with its outcome.
-    #[cold]
-    fn take_stream_outcome(&mut self, id: CallId, mut outcome: Option<Outcome>) -> Option<Outcome> {
-        if let Some(Outcome::Reply(reply)) = &mut outcome {
-            reply.is_reset = self.streams.was_reset(id);
-        }
-        self.remove_stream_call(id);
-        outcome
     }
 
     /// Takes the request of a call that failed because the connection closed or the peer said
@@ -211,21 +205,17 @@ impl<W, H> Session<W, H> {
         !self.calls.is_pending(id)
     }
 
+    /// Whether a call waits until it may be sent: for a free slot, above all.
+    #[must_use]
+    pub(crate) fn is_in_line(&self, id: CallId) -> bool {
+        self.calls.is_unsent(id)
+    }
+
     /// Whether the peer has accepted the signature of the method with this dense index: before that
     /// it runs no handler of it.
     #[must_use]
     pub fn has_accepted(&self, method_index: u32) -> bool {
         self.accepted_by_peer.contains(method_index)
-    }
-
-    /// Takes a call's outcome, or registers a waiter and drops the previous one. For waiters that
-    /// must not be dropped under a lock see [`set_waiter`](Self::set_waiter).
-    pub fn poll_call(&mut self, id: CallId, waiter: impl FnOnce() -> W) -> Option<Outcome> {
-        let outcome = self.take_outcome(id);
-        if outcome.is_none() {
-            self.set_waiter(id, waiter());
-        }
-        outcome
     }
 
     /// Registers a waiter for a call that has no outcome yet. Returns the previous one, or `waiter`
@@ -253,7 +243,8 @@ impl<W, H> Session<W, H> {
         self.calls.take_waiter()
     }
 
-    /// Whether no call has a waiter that [`take_waiter`](Self::take_waiter) does not find. If not, it is not known.
+    /// Whether no call has a waiter that [`take_waiter`](Self::take_waiter) does not find. If not,
+    /// it is not known.
     #[must_use]
     pub fn finds_all_waiters(&self) -> bool {
         self.calls.looks_at_all()
@@ -313,7 +304,7 @@ impl<W, H> Session<W, H> {
         false
     }
 
-    /// The same while calls with streams exist.
+    /// [`give_up_slot`](Self::give_up_slot) while calls with streams exist.
     #[cold]
     fn give_up_stream_slot(&mut self, slot: u32, send_cancel: bool, revoke: Revoke<'_>) -> bool {
         let id = self.slots.id(slot);
@@ -409,57 +400,57 @@ impl<W, H> Session<W, H> {
             let ready = self.calls.next_unsent()?;
             let mut remaining_micros = None;
             if !ready.is_plain {
-                match self.look_at(ready.id, &mut clock) {
-                    Look::Send(remaining) => remaining_micros = remaining,
-                    Look::Failed => continue,
-                    Look::Wait => return None,
+                match self.check_unsent(ready.id, &mut clock) {
+                    UnsentCheck::Send(remaining) => remaining_micros = remaining,
+                    UnsentCheck::Failed => continue,
+                    UnsentCheck::Wait => return None,
                 }
             }
-            return self.send_request(ready.id, remaining_micros);
+            let (call, id) = (ready.id, self.slots.take(ready.id.index)?);
+            let (frame, detached) =
+                self.calls.send(call, id, remaining_micros, &self.accepted_by_peer)?;
+            if self.streams.live_calls != 0 {
+                self.stream_request_left(call.index, id, &frame);
+            }
+            if detached {
+                self.slots.abandon(id.slot, false);
+                let deadline = self.calls.free_detached(call.index);
+                self.remove_deadline(deadline);
+            }
+            return Some(Transmit { urgent: false, tag: tag(Side::Request, id), frame });
         }
         None
     }
 
-    /// What to do with a request that has a deadline or streams.
+    /// Decides about a request that has a deadline or streams.
     #[cold]
-    fn look_at<F: FnOnce() -> Instant>(&mut self, id: CallId, clock: &mut Clock<F>) -> Look {
+    fn check_unsent<F: FnOnce() -> Instant>(
+        &mut self,
+        id: CallId,
+        clock: &mut Clock<F>,
+    ) -> UnsentCheck {
         if self.calls.head(id.index).streams.any() && self.peer.is_none() {
-            // Whether the peer speaks streams is not known yet.
-            return Look::Wait;
+            // It is not known yet whether the peer speaks streams.
+            return UnsentCheck::Wait;
         }
-        let Some(timed) = self.calls.deadline(id.index) else { return Look::Send(None) };
+        let Some(timed) = self.calls.deadline(id.index) else { return UnsentCheck::Send(None) };
+        let travels = !self.streams.is_limited_to_opening(Key::Call(id.index));
         match micros(timed.at.saturating_duration_since(clock.read())) {
             0 => {
                 self.fail(id.index, Failure::DeadlineExceeded, true);
                 self.check_drained();
-                Look::Failed
+                UnsentCheck::Failed
             }
-            micros => Look::Send(Some(micros)),
+            micros => UnsentCheck::Send(travels.then_some(micros)),
         }
-    }
-
-    #[inline]
-    fn send_request(&mut self, call: CallId, remaining_micros: Option<u64>) -> Option<Transmit> {
-        let id = self.slots.take(call.index)?;
-        let (frame, detached) =
-            self.calls.send(call, id, remaining_micros, &self.accepted_by_peer)?;
-        if self.streams.live_calls != 0 {
-            self.stream_request_left(call.index, id, &frame);
-        }
-        if detached {
-            self.slots.abandon(id.slot, false);
-            let deadline = self.calls.free_detached(call.index);
-            self.remove_deadline(deadline);
-        }
-        Some(Transmit { urgent: false, tag: tag(Side::Request, id), frame })
     }
 
     /// The most session frames that a correct peer can cause to wait in this end's link at once.
     /// More means that the peer sends calls or answers faster than it reads.
     #[must_use]
     pub fn most_queued_frames(&self) -> usize {
-        // A request and a cancel per slot of ours, an answer per slot of the peer's; hello,
-        // go-away and its answer.
+        // A request and a cancel for each of our slots, an answer for each slot of the peer;
+        // hello, go-away and its answer.
         let calls = 2 * self.slots.made() + self.incoming.limit() as usize + 3;
         calls + self.streams.most_queued_frames()
     }
@@ -481,10 +472,10 @@ impl<W, H> Session<W, H> {
                 Response::Held => return Ok(()),
             }
         }
-        self.settle_response(head, message)
+        self.complete_response(head, message)
     }
 
-    /// The same for one that may have metadata.
+    /// [`on_response`](Self::on_response) for a response that may have metadata.
     #[cold]
     pub(super) fn on_long_response(
         &mut self,
@@ -502,7 +493,7 @@ impl<W, H> Session<W, H> {
 
     /// A response whose items are all here.
     #[inline(always)]
-    pub(super) fn settle_response(
+    pub(super) fn complete_response(
         &mut self,
         head: ResponseHead,
         message: Message,
@@ -550,13 +541,13 @@ impl<W, H> Session<W, H> {
     }
 }
 
-/// What to do with a request that waits to be sent.
-enum Look {
-    /// It leaves, with so many microseconds left for it.
+/// The decision about a request that waits to be sent.
+enum UnsentCheck {
+    /// It leaves, with this time left for it, µs, if it has a deadline that travels.
     Send(Option<u64>),
     /// Its deadline has passed.
     Failed,
-    /// It waits on, and all behind it.
+    /// It waits, and all requests behind it do.
     Wait,
 }
 
@@ -572,7 +563,7 @@ impl<F: FnOnce() -> Instant> Clock<F> {
         let now = match std::mem::replace(self, Self::Reading) {
             Self::Unread(clock) => clock(),
             Self::Read(now) => now,
-            Self::Reading => unreachable!("a clock does not look at itself"),
+            Self::Reading => unreachable!("a clock does not read itself"),
         };
         *self = Self::Read(now);
         now

@@ -1,6 +1,6 @@
 //! How a peer can break the session's rules.
 //!
-//! Owns one variant per rule that a correct peer cannot break; whoever receives one closes the
+//! Owns one variant per rule that a correct peer cannot break. The caller of the session closes the
 //! connection with it. What a correct peer can cause by a race is never here.
 
 use crate::wire::{Kind, WireError, WireId};
@@ -13,8 +13,11 @@ pub enum SessionError {
     #[error(transparent)]
     Wire(#[from] WireError),
     /// Something came before the hello.
-    #[error("the first frame is no hello")]
+    #[error("the first frame is not a hello")]
     HelloMissing,
+    /// Something came before this end has let the peer in.
+    #[error("this server wants credentials before calls: Channel::builder().credentials(..)")]
+    NotAdmitted,
     /// A second hello.
     #[error("a second hello")]
     HelloTwice,
@@ -45,10 +48,10 @@ pub enum SessionError {
     #[error("an item beyond the credits of its stream, slot {}", .0.slot)]
     ItemBeyondCredit(WireId),
     /// An item with the number of another one.
-    #[error("an item with a number that was used, slot {}", .0.slot)]
+    #[error("an item with a number that was already used, slot {}", .0.slot)]
     ItemRepeated(WireId),
     /// The end of a stream announces fewer items than have come, or more than there is credit for.
-    #[error("the end of a stream does not count its items, slot {}", .0.slot)]
+    #[error("the end of a stream has the wrong item count, slot {}", .0.slot)]
     ItemsMiscounted(WireId),
     /// A stream ended a second time.
     #[error("a second end of a stream, slot {}", .0.slot)]
@@ -60,16 +63,16 @@ pub enum SessionError {
     #[error("stream credit for items that were never sent, slot {}", .0.slot)]
     GrantUnasked(WireId),
     /// The callee said twice that it has a call.
-    #[error("a call opened twice, slot {}", .0.slot)]
+    #[error("a call was opened twice, slot {}", .0.slot)]
     OpenedTwice(WireId),
     /// A second item is said to be the initial metadata.
     #[error("initial metadata of a stream twice, slot {}", .0.slot)]
     InitialMetadataTwice(WireId),
     /// The initial metadata has a number that says that items went before.
-    #[error("initial metadata of a stream behind items, slot {}", .0.slot)]
+    #[error("initial metadata of a stream after items, slot {}", .0.slot)]
     InitialMetadataLate(WireId),
     /// A receiver stopped a stream twice.
-    #[error("a stream stopped twice, slot {}", .0.slot)]
+    #[error("a stream was stopped twice, slot {}", .0.slot)]
     StopTwice(WireId),
     /// A slot at or above the announced limit.
     #[error("slot {slot} is not below the limit of {limit}")]
@@ -101,9 +104,9 @@ pub enum SessionError {
     #[error("a second go-away frame")]
     GoAwayTwice,
     /// The answer to a go-away that was never sent.
-    #[error("the answer to a go-away that was not sent")]
+    #[error("an answer to a go-away that was not sent")]
     DrainedUnasked,
     /// The answer to a go-away while calls of the peer are in flight, or a request after it.
-    #[error("a call in flight or started after the peer said that it has none left")]
+    #[error("a call is in flight, or was started, after the peer reported that it has none left")]
     CallAfterDrained,
 }

@@ -6,7 +6,7 @@
 //! 1. A call is answered exactly once: by a response, or by a cancelled frame after a cancel.
 //! 2. That answer is given only when no handler of the call runs any more, so handlers are as
 //!    bounded as slots, even against a peer that starts and cancels without pause.
-//! 3. A handler is told to stop at most once.
+//! 3. A handler is stopped at most once.
 //! 4. The table grows no further than the announced limit.
 
 use super::SessionError;
@@ -21,7 +21,7 @@ enum Stage<H> {
     Arrived,
     /// Taken; the handler's handle once it has one.
     Running(Option<H>),
-    /// The handler was told to stop, or will be when it is attached.
+    /// The handler was stopped, or will be when it is attached.
     Stopping {
         cancelled: bool,
     },
@@ -67,7 +67,7 @@ pub(super) enum Ended {
     Nothing,
 }
 
-/// The table of the peer's calls.
+/// The calls that the peer has made.
 #[derive(Debug)]
 pub(super) struct IncomingCalls<H> {
     entries: Vec<Entry<H>>,
@@ -99,7 +99,17 @@ impl<H> IncomingCalls<H> {
     pub(super) fn admit(&mut self, head: &RequestHead) -> Result<(), SessionError> {
         let WireId { slot, generation } = head.id;
         if slot as usize >= self.entries.len() {
-            self.grow(slot)?;
+            if slot >= self.limit {
+                return Err(SessionError::SlotOutOfRange { slot, limit: self.limit });
+            }
+            self.entries.resize_with(slot as usize + 1, || Entry {
+                generation: 0,
+                method: 0,
+                no_cancel: false,
+                signature_accepted: false,
+                timer: None,
+                stage: Stage::Free,
+            });
         }
         let entry = &mut self.entries[slot as usize];
         if !matches!(entry.stage, Stage::Free | Stage::Answered) {
@@ -114,21 +124,6 @@ impl<H> IncomingCalls<H> {
         entry.signature_accepted = false;
         entry.stage = Stage::Arrived;
         self.in_flight += 1;
-        Ok(())
-    }
-
-    fn grow(&mut self, slot: u32) -> Result<(), SessionError> {
-        if slot >= self.limit {
-            return Err(SessionError::SlotOutOfRange { slot, limit: self.limit });
-        }
-        self.entries.resize_with(slot as usize + 1, || Entry {
-            generation: 0,
-            method: 0,
-            no_cancel: false,
-            signature_accepted: false,
-            timer: None,
-            stage: Stage::Free,
-        });
         Ok(())
     }
 
@@ -204,6 +199,14 @@ impl<H> IncomingCalls<H> {
             .is_some_and(|entry| matches!(entry.stage, Stage::Stopping { cancelled: false }))
     }
 
+    /// Whether its handler is being stopped and has not ended yet.
+    pub(super) fn is_stopping(&self, id: WireId) -> bool {
+        let entry = self.entries.get(id.slot as usize);
+        entry
+            .filter(|entry| entry.generation == id.generation)
+            .is_some_and(|entry| matches!(entry.stage, Stage::Stopping { .. }))
+    }
+
     /// Whether no handler has taken the request yet.
     pub(super) fn is_arrived(&self, id: WireId) -> bool {
         let entry = self.entries.get(id.slot as usize);
@@ -215,6 +218,12 @@ impl<H> IncomingCalls<H> {
         let entry = self.find(id)?;
         entry.signature_accepted = true;
         Some(entry.method)
+    }
+
+    /// The method of a call.
+    pub(super) fn method(&self, id: WireId) -> Option<u32> {
+        let entry = self.entries.get(id.slot as usize);
+        entry.filter(|entry| entry.generation == id.generation).map(|entry| entry.method)
     }
 
     /// Whether the call is marked `no_cancel`.
@@ -250,7 +259,9 @@ impl<H> IncomingCalls<H> {
             Stage::Arrived | Stage::Running(_) => {
                 Ended::Reply { signature_accepted: entry.signature_accepted }
             }
-            _ => ended_rarely(&entry.stage),
+            Stage::Stopping { cancelled: true } => Ended::Cancelled,
+            Stage::Stopping { cancelled: false } => Ended::DeadlineExceeded,
+            Stage::Free | Stage::Answered => Ended::Nothing,
         };
         if ended != Ended::Nothing {
             entry.stage = Stage::Answered;
@@ -279,14 +290,5 @@ impl<H> IncomingCalls<H> {
                 }
             }
         })
-    }
-}
-
-#[cold]
-fn ended_rarely<H>(stage: &Stage<H>) -> Ended {
-    match stage {
-        Stage::Stopping { cancelled: true } => Ended::Cancelled,
-        Stage::Stopping { cancelled: false } => Ended::DeadlineExceeded,
-        Stage::Free | Stage::Answered | Stage::Arrived | Stage::Running(_) => Ended::Nothing,
     }
 }

@@ -18,17 +18,22 @@
 //! 1. A started call has exactly one outcome in every race: its reply, or one failure.
 //! 2. A slot is reused only after its proof, so no old answer reaches a new call (`slots`).
 //! 3. A call of the peer is answered exactly once, after its handler has ended (`incoming`).
-//! 4. Waiters are never dropped here: they are returned or come out as events. The same holds for
+//! 4. Waiters are never dropped here: they are returned or come out as events. This holds also for
 //!    the handles of handlers that are to be stopped. The handle of a handler that has replied is
 //!    no longer needed and is dropped by `reply`.
 //! 5. Bodies with a tail, whose memory may be the user's, are never dropped here either: they are
 //!    returned or come out as events.
 
+mod age;
+mod answer;
 mod call;
 mod callee;
 mod caller;
+#[cfg(test)]
+mod copied_tails_tests;
 mod deadlines;
 mod error;
+mod idle;
 mod incoming;
 mod limits;
 mod nested;
@@ -42,7 +47,7 @@ mod transmit;
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
-use rpc_transport::connect::error::CloseCause;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::{Message, Refusal};
 
@@ -50,18 +55,22 @@ pub use self::call::{
     Answer, CallId, Deadline, Event, Failure, Gone, Incoming, IncomingId, NotStarted, Outcome,
     Reply, Revoked, Role, StartCall, StartError, Transmit,
 };
-pub(crate) use self::call::{CallHead, CallOptions, NoResult};
+pub(crate) use self::call::{CallHead, CallOptions, CopiedTails, NoResult};
 pub use self::error::SessionError;
+use self::limits::MAX_CALLS;
 pub use self::limits::SessionLimits;
+pub(crate) use self::limits::{check_least, check_most};
 pub use self::slots::INITIAL_CALLS;
 #[cfg(any(test, feature = "model"))]
 pub use self::streams::{Broken, Rules as StreamRules};
 pub use self::streams::{NotSent, ReadItem, SendError, StreamEnd, StreamId, StreamLimits};
 pub use crate::wire::{CallStreams, ReplyKind};
 
+pub(crate) use self::answer::status_body;
+pub(crate) use self::callee::RAISE;
 use self::callee::RequestBytes;
-pub(crate) use self::callee::{RAISE, status_body};
 use self::deadlines::Deadlines;
+use self::idle::Idle;
 use self::incoming::IncomingCalls;
 use self::nested::NestedInLine;
 use self::outgoing::Calls;
@@ -72,19 +81,20 @@ use self::streams::Streams;
 use self::transmit::{Control, FrameQueue};
 use crate::wire::{self, Beginning, Frame, Hello};
 
-/// Most slots that any end uses or announces.
-const MAX_CALLS: u32 = 1 << 24;
-
 /// Takes a message back from the link, by its tag.
 pub type Revoke<'a> = &'a mut dyn FnMut(u64) -> Revoked;
 
-/// The call that a deadline belongs to.
+/// What a deadline belongs to.
 #[derive(Debug, Clone, Copy)]
 enum Timer {
     /// A call of this end, by its index.
     Outgoing(u32),
     /// A call of the peer, by its slot.
     Incoming(u32),
+    /// Of no call: whether there was any.
+    Idle,
+    /// Of no call: that it has lasted long enough.
+    Age,
 }
 
 /// An event other than a request.
@@ -100,6 +110,8 @@ pub(crate) enum SessionEvent<W, H> {
     PeerGoingAway,
     /// [`Event::Drained`].
     Drained,
+    /// [`Event::Hello`].
+    Hello(Option<Box<[u8]>>),
 }
 
 impl<W, H> From<SessionEvent<W, H>> for Event<W, H> {
@@ -111,8 +123,22 @@ impl<W, H> From<SessionEvent<W, H>> for Event<W, H> {
             SessionEvent::Discard(body) => Self::Discard(body),
             SessionEvent::PeerGoingAway => Self::PeerGoingAway,
             SessionEvent::Drained => Self::Drained,
+            SessionEvent::Hello(credentials) => Self::Hello(credentials),
         }
     }
+}
+
+/// What is done with the peer's hello.
+#[derive(Debug)]
+enum Gate {
+    /// It is taken.
+    Open,
+    /// It is taken, and comes out as an event.
+    Told,
+    /// It is held back until somebody has looked at its credentials.
+    Closed,
+    /// It is held back.
+    Held(Hello),
 }
 
 /// One end of a session. `W`: a call's waiter (such as a waker); `H`: handle of a running handler.
@@ -124,12 +150,17 @@ pub struct Session<W, H> {
     most_calls: usize,
     /// The hello is queued or sent: other frames may follow.
     may_speak: bool,
+    /// `None` while it is held back, too.
     peer: Option<Hello>,
+    gate: Gate,
     calls: Calls<W>,
     nested: NestedInLine,
     slots: Slots,
     incoming: IncomingCalls<H>,
     deadlines: Deadlines<Timer>,
+    idle: Option<Idle>,
+    /// The timer of its age is in the wheel.
+    ages: bool,
     frames: FrameQueue,
     /// Events other than requests, which are kept apart because they are much larger.
     notices: VecDeque<SessionEvent<W, H>>,
@@ -167,11 +198,14 @@ impl<W, H> Session<W, H> {
             most_calls,
             may_speak: false,
             peer: None,
+            gate: Gate::Open,
             calls: Calls::new(),
             nested: NestedInLine::default(),
             slots: Slots::new(),
             incoming: IncomingCalls::new(limits.max_incoming_calls),
             deadlines: Deadlines::new(),
+            idle: None,
+            ages: false,
             frames: FrameQueue::default(),
             notices: VecDeque::new(),
             requests: VecDeque::new(),
@@ -188,6 +222,38 @@ impl<W, H> Session<W, H> {
             session.say_hello();
         }
         session
+    }
+
+    /// Says who this end is, in its hello. To be called at once; no call is to be started before
+    /// the peer's hello, which comes out as [`Event::Hello`]: the peer has let this end in.
+    pub fn present(&mut self, credentials: &[u8]) {
+        self.frames.present(credentials);
+        self.gate = Gate::Told;
+    }
+
+    /// Holds the peer's hello back: it comes out as [`Event::Hello`], and the peer gets no answer
+    /// and may say nothing until [`admit`](Self::admit). To be called at once.
+    pub fn hold_hello(&mut self) {
+        self.gate = Gate::Closed;
+    }
+
+    /// Lets the peer in, whose hello was held back.
+    pub fn admit(&mut self) {
+        if self.closed.is_some() {
+            return;
+        }
+        if let Gate::Held(hello) = std::mem::replace(&mut self.gate, Gate::Open) {
+            self.take_hello(hello);
+        }
+    }
+
+    /// Why a frame cannot be taken before the hello.
+    #[cold]
+    fn before_hello(&self) -> SessionError {
+        match self.gate {
+            Gate::Held(_) => SessionError::NotAdmitted,
+            _ => SessionError::HelloMissing,
+        }
     }
 
     /// Discards a body that is not sent (invariant 5).
@@ -242,6 +308,26 @@ impl<W, H> Session<W, H> {
         self.on_parsed(message, now, revoke)
     }
 
+    /// Whether the reader of the large message that begins with `head` will copy its tail out.
+    #[must_use]
+    pub fn copies_tail(&self, head: &[u8]) -> bool {
+        match wire::parse_beginning(head) {
+            Ok(Beginning::Request(head)) => self.accepted_here.copied_tails(head.method).arguments,
+            Ok(Beginning::Response(id)) => self.copied_tails_of_call(id).results,
+            Ok(Beginning::Item(head)) if head.results => self.copied_tails_of_call(head.id).items,
+            Ok(Beginning::Item(head)) => {
+                let method = self.incoming.method(head.id);
+                method.is_some_and(|method| self.accepted_here.copied_tails(method).sent_items)
+            }
+            Err(_) => false,
+        }
+    }
+
+    fn copied_tails_of_call(&self, id: wire::WireId) -> CopiedTails {
+        let call = self.slots.call_of(id);
+        call.map_or(CopiedTails::NONE, |call| self.calls.head(call).copied_tails)
+    }
+
     /// There was no memory for the message: its call ends, the connection goes on.
     #[cold]
     fn on_refused(
@@ -251,7 +337,7 @@ impl<W, H> Session<W, H> {
         revoke: Revoke<'_>,
     ) -> Result<(), SessionError> {
         if self.peer.is_none() {
-            return Err(SessionError::HelloMissing);
+            return Err(self.before_hello());
         }
         match wire::parse_beginning(beginning)? {
             Beginning::Request(head) => self.refuse_unread(&head, refusal),
@@ -281,7 +367,7 @@ impl<W, H> Session<W, H> {
         }
         let (frame, head_bytes) = wire::parse_with_tail(&message, message.tail_bytes())?;
         if self.peer.is_none() && !matches!(frame, Frame::Hello(_)) {
-            return Err(SessionError::HelloMissing);
+            return Err(self.before_hello());
         }
         match frame {
             Frame::Response(head) => self.on_long_response(head, head_bytes, message),
@@ -293,7 +379,7 @@ impl<W, H> Session<W, H> {
             Frame::Cancelled(id) => self.on_cancelled(id),
             Frame::GoAway { drained: false } => self.on_go_away(),
             Frame::GoAway { drained: true } => self.on_drained(),
-            Frame::Hello(hello) => self.on_hello(hello),
+            Frame::Hello(hello) => self.on_hello(hello, &message),
             Frame::Item(head) => self.on_item(head, message, head_bytes, now),
             Frame::HalfClose { .. }
             | Frame::Reset { .. }
@@ -303,14 +389,28 @@ impl<W, H> Session<W, H> {
         }
     }
 
-    fn on_hello(&mut self, hello: Hello) -> Result<(), SessionError> {
-        if self.peer.is_some() {
+    fn on_hello(&mut self, hello: Hello, frame: &[u8]) -> Result<(), SessionError> {
+        if self.peer.is_some() || matches!(self.gate, Gate::Held(_)) {
             return Err(SessionError::HelloTwice);
         }
         let Hello { min_version: min, max_version: max, .. } = hello;
         if !(min..=max).contains(&wire::VERSION) {
             return Err(SessionError::NoCommonVersion { min, max, ours: wire::VERSION });
         }
+        let credentials = wire::credentials(&hello, frame)?;
+        if !matches!(self.gate, Gate::Open) {
+            self.notices.push_back(SessionEvent::Hello(credentials.map(Box::from)));
+        }
+        if let Gate::Closed = self.gate {
+            self.gate = Gate::Held(hello);
+        } else {
+            self.gate = Gate::Open;
+            self.take_hello(hello);
+        }
+        Ok(())
+    }
+
+    fn take_hello(&mut self, hello: Hello) {
         self.peer = Some(hello);
         self.streams.on_hello(&hello);
         // A limit of 0 is the peer's word alone: this end's own is looked at before.
@@ -324,7 +424,6 @@ impl<W, H> Session<W, H> {
         if self.role == Role::Server {
             self.say_hello();
         }
-        Ok(())
     }
 }
 
@@ -345,6 +444,8 @@ impl<W, H> Session<W, H> {
             match timer {
                 Timer::Outgoing(index) => self.expire_outgoing(index, now, revoke),
                 Timer::Incoming(slot) => self.expire_incoming(slot, now),
+                Timer::Idle => self.check_idle(now),
+                Timer::Age => self.check_age(now),
             }
         }
         self.check_drained();
@@ -377,10 +478,10 @@ impl<W, H> Session<W, H> {
         self.incoming.in_flight()
     }
 
-    /// Deadlines in the timer wheel.
+    /// Deadlines of calls.
     #[must_use]
     pub fn running_deadlines(&self) -> usize {
-        self.deadlines.len()
+        self.deadlines.len() - usize::from(self.idle.is_some()) - usize::from(self.ages)
     }
 
     /// Frames other than requests that wait for `poll_transmit`.
@@ -401,9 +502,13 @@ impl<W, H> Session<W, H> {
         self.refused_calls
     }
 
-    /// The peer's hello, once it has arrived.
-    #[must_use]
-    pub fn peer_hello(&self) -> Option<&Hello> {
-        self.peer.as_ref()
+    /// Panics if the connection is up, no call is there, and something is still counted for one.
+    #[cfg(debug_assertions)]
+    pub fn assert_nothing_is_left(&self) {
+        let calls = self.outgoing_calls() + (self.incoming_calls() + self.busy_slots()) as usize;
+        if calls == 0 && self.closed.is_none() {
+            assert_eq!(self.running_deadlines(), 0, "deadlines of calls that have ended");
+            assert!(self.streams.are_none_left(), "streams of calls that have ended");
+        }
     }
 }

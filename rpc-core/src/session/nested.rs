@@ -1,8 +1,8 @@
 //! Calls that handlers make to their own callers, and that have to wait in line.
 //!
-//! Owns the rule that keeps the handlers of both ends from waiting for each other for ever. A handler
-//! holds a slot of its caller's while it waits for a slot at its caller. If all handlers of both ends
-//! did so, none would ever end.
+//! Owns the rule that keeps the handlers of both ends from waiting for each other for ever. A
+//! handler holds a slot of its caller's while it waits for a slot at its caller. If all handlers of
+//! both ends did so, none would ever end.
 //!
 //! Invariant: of the calls in line, fewer are nested than this end takes calls at once, and none if
 //! this end uses fewer slots than the peer has. So where all slots are taken, one of them at least

@@ -51,7 +51,7 @@ pub(super) enum Stage {
     },
 }
 
-/// Request and reply are kept beside the stage, not in it, so that each is moved once in and once
+/// Request and reply are fields, not parts of the stage, so that each is moved once in and once
 /// out: a small call spends most of its time on such moves.
 #[derive(Debug)]
 struct Call<W> {
@@ -77,7 +77,7 @@ impl<W> Call<W> {
     }
 
     /// Whether it failed for a reason that another connection need not share, before the peer could
-    /// see it: its request is kept for whoever takes the outcome.
+    /// see it. Its request is kept for the caller that takes the outcome.
     fn is_to_be_sent_again(&self) -> bool {
         let reason = match self.stage {
             Stage::Failed { reason, never_sent: true } if !self.detached => reason,
@@ -158,9 +158,7 @@ impl<W> Calls<W> {
         call.has_metadata = options.metadata.is_some();
         call.stage = Stage::Unsent;
         debug_assert!(call.request.is_none() && call.waiter.is_none(), "its place is free");
-        // There is nothing to drop.
-        std::mem::forget(std::mem::replace(&mut call.request, request));
-        std::mem::forget(std::mem::replace(&mut call.waiter, waiter));
+        (call.request, call.waiter) = (request, waiter);
         let id = CallId { index, generation: call.generation };
         self.unsent.push_back(id);
         self.unsent_live += 1;
@@ -188,9 +186,9 @@ impl<W> Calls<W> {
         self.calls[id.index as usize].deadline = Some(deadline);
     }
 
-    /// The deadline of a call starts anew; it has fired or was none.
-    pub(super) fn restart_deadline(&mut self, index: u32, deadline: Timed) {
-        self.calls[index as usize].deadline = Some(deadline);
+    /// The deadline of a call starts anew, or there is none any more; it has fired or was none.
+    pub(super) fn restart_deadline(&mut self, index: u32, deadline: Option<Timed>) {
+        self.calls[index as usize].deadline = deadline;
     }
 
     /// The call that has waited longest.
@@ -299,8 +297,8 @@ impl<W> Calls<W> {
         self.find(id)?.waiter.as_ref()
     }
 
-    /// The waiter of a call that has no outcome yet, if it is among the first in the table: that never
-    /// shrinks, and mostly they are.
+    /// The waiter of a call that has no outcome yet, if it is among the first in the table: that
+    /// never shrinks, and mostly they are.
     pub(super) fn take_waiter(&mut self) -> Option<(CallId, W)> {
         (0..).zip(&mut self.calls).take(LOOKED_AT).find_map(|(index, call)| {
             let id = CallId { index, generation: call.generation };
@@ -347,7 +345,7 @@ impl<W> Calls<W> {
         Some(outcome)
     }
 
-    /// The same, if it is a result. Gives the method's dense index, too.
+    /// Takes the outcome if it is a result. Gives the method's dense index, too.
     #[inline]
     pub(super) fn take_result(&mut self, id: CallId) -> Result<(Message, u32), NoResult> {
         let Some(call) = self.find_mut(id) else { return Err(NoResult::Other) };
@@ -376,7 +374,7 @@ impl<W> Calls<W> {
         let call = &mut self.calls[index as usize];
         call.stage = Stage::Replied(kind);
         debug_assert!(call.reply.is_none(), "a call has one reply");
-        std::mem::forget(call.reply.replace(reply));
+        call.reply = Some(reply);
         (call.deadline.take(), call.waiter.take())
     }
 
@@ -458,6 +456,7 @@ mod tests {
     use rpc_transport::protocol::config::WhenFull;
 
     use super::*;
+    use crate::session::CopiedTails;
     use crate::wire::CallStreams;
 
     const HEAD: CallHead = CallHead {
@@ -466,10 +465,13 @@ mod tests {
         signature: 0,
         no_cancel: false,
         streams: CallStreams::NONE,
+        copied_tails: CopiedTails::NONE,
     };
     const OPTIONS: CallOptions = CallOptions {
         codec: 0,
         deadline: None,
+        until_taken: false,
+        is_counted: false,
         when_full: WhenFull::Wait,
         is_nested: false,
         metadata: None,
@@ -500,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn where_not_all_calls_are_looked_at_that_is_told() {
+    fn a_partial_scan_of_calls_is_reported() {
         let mut calls: Calls<usize> = Calls::new();
         for number in 0..=LOOKED_AT {
             assert!(calls.looks_at_all());

@@ -9,11 +9,11 @@
 //! 3. After the loss of the connection each pending call has its one outcome, nothing is sent,
 //!    and the replies of handlers that end later are dropped.
 
-use rpc_transport::connect::error::CloseCause;
+use rpc_transport::device::connection_error::CloseCause;
 
 use super::outgoing::Stage;
 use super::transmit::{Control, Side, tag};
-use super::{Failure, Revoke, Session, SessionError, SessionEvent};
+use super::{Failure, Revoke, Role, Session, SessionError, SessionEvent};
 
 /// How far an orderly shutdown has come.
 #[derive(Debug, Default)]
@@ -30,13 +30,21 @@ pub(super) struct Shutdown {
     pub(super) peer_sent: bool,
     /// This end has answered it.
     answered: bool,
+    /// This end has said go-away because the session was idle, or old.
+    pub(super) ends_itself: bool,
+}
+
+impl Shutdown {
+    /// Whether either end has said go-away.
+    pub(super) fn has_begun(&self) -> bool {
+        self.sent || self.peer_sent
+    }
 }
 
 impl<W, H> Session<W, H> {
-    /// Tells the peer to start no calls. Those in flight end as always, and
+    /// Asks the peer to start no more calls. Those in flight end as always, and
     /// [`Event::Drained`](super::Event::Drained) comes when none is left in either direction. This
-    /// end may still call, for the handlers that are finishing: see
-    /// [`stop_calls`](Self::stop_calls).
+    /// end may still call, for the handlers that are finishing.
     pub fn go_away(&mut self) {
         if self.closed.is_none() && !self.shutdown.sent {
             self.shutdown.sent = true;
@@ -49,9 +57,11 @@ impl<W, H> Session<W, H> {
         self.shutdown.sent
     }
 
-    /// Refuses calls of this end from now on.
-    pub fn stop_calls(&mut self) {
-        self.shutdown.stopped = true;
+    /// Whether this end has said go-away because the session was [idle](Self::end_when_idle), or
+    /// [old](Self::end_when_old).
+    #[must_use]
+    pub fn ends_itself(&self) -> bool {
+        self.shutdown.ends_itself
     }
 
     /// Whether a go-away of this end has run its course: nothing is in flight in either direction,
@@ -61,15 +71,16 @@ impl<W, H> Session<W, H> {
         self.shutdown.reported && self.frames.is_empty()
     }
 
-    /// Whether the peer has answered a go-away of this end, and none of its calls is in flight: so none
-    /// will be. Calls of this end may go on.
+    /// Whether the peer has answered a go-away of this end, and none of its calls is in flight: so
+    /// none will be. Calls of this end may go on.
     #[must_use]
     pub fn has_no_callers(&self) -> bool {
         let none = self.shutdown.peer_drained && self.incoming.in_flight() == 0;
         self.closed.is_some() || none && self.frames.is_empty()
     }
 
-    /// Whether no call is in flight that somebody waits for, of either end, and no frame waits here.
+    /// Whether no call is in flight that somebody waits for, of either end, and no frame waits
+    /// here.
     #[must_use]
     pub fn is_served(&self) -> bool {
         let own = self.slots.busy() - self.slots.zombies();
@@ -112,7 +123,7 @@ impl<W, H> Session<W, H> {
     /// To be called after whatever ends a call.
     #[inline]
     pub(super) fn check_drained(&mut self) {
-        if self.shutdown.peer_sent || self.shutdown.sent {
+        if self.shutdown.has_begun() {
             self.advance_shutdown();
         }
     }
@@ -122,19 +133,29 @@ impl<W, H> Session<W, H> {
         if self.closed.is_some() || self.slots.busy() != 0 || self.calls.unsent_len() != 0 {
             return;
         }
-        let Shutdown { peer_sent, answered, peer_drained, reported, .. } = self.shutdown;
+        let Shutdown { peer_sent, answered, peer_drained, .. } = self.shutdown;
         if peer_sent && !answered {
             self.shutdown.answered = true;
             self.frames.push_control(Control::GoAway { drained: true });
         }
-        if peer_drained && !reported && self.incoming.in_flight() == 0 {
+        if peer_drained && self.incoming.in_flight() == 0 {
+            self.report_drained();
+        }
+    }
+
+    /// Nothing is in flight in either direction, as far as this end knows.
+    pub(super) fn report_drained(&mut self) {
+        if !self.shutdown.reported {
             self.shutdown.reported = true;
+            // A connection that was accepted and ends by itself is closed next: a call that came
+            // now would be cut.
+            self.shutdown.stopped |= self.shutdown.ends_itself && self.role == Role::Server;
             self.notices.push_back(SessionEvent::Drained);
         }
     }
 
-    /// The connection is gone: every pending call ends once, every handler is told to stop, and
-    /// nothing is sent any more. `revoke` tells which requests the peer never saw.
+    /// The connection is gone: every pending call ends once, every handler is stopped, and nothing
+    /// is sent any more. `revoke` returns which requests the peer never saw.
     pub fn on_closed(&mut self, cause: CloseCause, revoke: Revoke<'_>) {
         if self.closed.is_some() {
             return;
@@ -161,6 +182,8 @@ impl<W, H> Session<W, H> {
             self.discard(unsent);
         }
         self.deadlines.clear();
+        self.idle = None;
+        self.ages = false;
     }
 
     /// Why the connection closed, once it has.

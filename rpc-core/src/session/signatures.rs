@@ -8,6 +8,8 @@
 //! 2. The callee forgets nothing that it accepted while the connection lives, and holds at most
 //!    as many methods as it has itself.
 
+use super::CopiedTails;
+
 /// The caller's side: what the peer has accepted, by the process's dense method index.
 #[derive(Debug, Default)]
 pub(super) struct AcceptedByPeer {
@@ -29,10 +31,11 @@ impl AcceptedByPeer {
     }
 }
 
-/// The callee's side: which method ids it has accepted a signature for.
+/// The callee's side: which method ids it has accepted a signature for, and what is known of the
+/// messages of these methods.
 #[derive(Debug, Default)]
 pub(super) struct AcceptedHere {
-    sorted: Vec<u32>,
+    sorted: Vec<(u32, CopiedTails)>,
     /// Most callers call one method many times in a row.
     last: Option<u32>,
 }
@@ -43,16 +46,24 @@ impl AcceptedHere {
         if self.last == Some(method) {
             return true;
         }
-        let found = self.sorted.binary_search(&method).is_ok();
+        let found = self.find(method).is_ok();
         if found {
             self.last = Some(method);
         }
         found
     }
 
-    pub(super) fn insert(&mut self, method: u32) {
-        if let Err(at) = self.sorted.binary_search(&method) {
-            self.sorted.insert(at, method);
+    pub(super) fn insert(&mut self, method: u32, copied_tails: CopiedTails) {
+        if let Err(at) = self.find(method) {
+            self.sorted.insert(at, (method, copied_tails));
         }
+    }
+
+    pub(super) fn copied_tails(&self, method: u32) -> CopiedTails {
+        self.find(method).map_or(CopiedTails::NONE, |at| self.sorted[at].1)
+    }
+
+    fn find(&self, method: u32) -> Result<usize, usize> {
+        self.sorted.binary_search_by_key(&method, |(id, _)| *id)
     }
 }

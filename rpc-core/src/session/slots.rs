@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_generation_is_never_0_and_never_repeats_at_once() {
+    fn generations_are_never_0_nor_repeated_at_once() {
         let mut slots = Slots::new();
         let first = slots.take(5).expect("room");
         assert_eq!(first, WireId { slot: 0, generation: 1 });
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lower_limit_retires_slots_as_they_come_home() {
+    fn a_lower_limit_retires_returning_slots() {
         let mut slots = Slots::new();
         slots.set_limit(3);
         let ids: Vec<WireId> = (0..3).filter_map(|call| slots.take(call)).collect();

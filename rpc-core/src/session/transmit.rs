@@ -65,6 +65,8 @@ pub(super) fn item_tag(side: Side, id: WireId) -> u64 {
 #[derive(Debug, Default)]
 pub(super) struct FrameQueue {
     control: VecDeque<Control>,
+    /// What this end says of itself, until its hello has left.
+    credentials: Option<Box<[u8]>>,
     responses: VecDeque<(u64, OutBuf)>,
 }
 
@@ -93,10 +95,28 @@ impl FrameQueue {
     #[inline]
     pub(super) fn pop(&mut self) -> Option<Transmit> {
         if let Some(control) = self.control.pop_front() {
-            return Some(transmit_control(control));
+            return Some(self.transmit_control(control));
         }
         let (tag, frame) = self.responses.pop_front()?;
         Some(Transmit { urgent: false, tag, frame })
+    }
+
+    /// Sends credentials with the hello.
+    pub(super) fn present(&mut self, credentials: &[u8]) {
+        self.credentials = Some(credentials.into());
+    }
+
+    #[cold]
+    fn transmit_control(&mut self, control: Control) -> Transmit {
+        match (control, self.credentials.take_if(|_| matches!(control, Control::Hello(_)))) {
+            (Control::Hello(mut content), Some(credentials)) => {
+                content.features |= wire::FEATURE_CREDENTIALS;
+                let mut frame = wire::hello(&content);
+                wire::append_credentials(&mut frame, &credentials);
+                Transmit { urgent: true, tag: 0, frame }
+            }
+            _ => transmit_control(control),
+        }
     }
 
     /// Takes a response back, if it is still here.

@@ -1,4 +1,4 @@
-//! The codes: why a call failed, in one word.
+//! Status codes.
 
 use std::fmt;
 
@@ -30,7 +30,7 @@ macro_rules! codes {
                 }
             }
 
-            /// What it means, in a few words.
+            /// A short description.
             #[must_use]
             pub const fn description(self) -> &'static str {
                 match self {
@@ -48,33 +48,33 @@ codes! {
     Cancelled = 1, "cancelled";
     /// No better code fits.
     Unknown = 2, "unknown error";
-    /// The arguments are wrong whatever the state of the service.
+    /// The arguments are invalid, whatever the state of the service.
     InvalidArgument = 3, "invalid argument";
-    /// The deadline passed. The call may have been carried out.
+    /// The deadline passed. The call may have been executed.
     DeadlineExceeded = 4, "deadline exceeded";
-    /// What was asked for does not exist.
+    /// The requested entity does not exist.
     NotFound = 5, "not found";
-    /// What should be created exists.
+    /// The entity to be created already exists.
     AlreadyExists = 6, "already exists";
-    /// The caller may not do this.
+    /// The caller is not allowed to do this.
     PermissionDenied = 7, "permission denied";
-    /// Something has run out: memory, quota, queue.
+    /// A resource is exhausted: memory, quota, queue.
     ResourceExhausted = 8, "resource exhausted";
-    /// The service is not in the state that the call needs.
+    /// The service is not in the state that the call requires.
     FailedPrecondition = 9, "failed precondition";
-    /// A conflict; the caller may start over.
+    /// A conflict; the caller can start over.
     Aborted = 10, "aborted";
-    /// Past the end.
+    /// Past the end of a valid range.
     OutOfRange = 11, "out of range";
-    /// There is no such service or method, or not in this form.
+    /// The service or method does not exist, or not in this form.
     Unimplemented = 12, "unimplemented";
-    /// Something that must not happen did.
+    /// An internal error: an invariant was violated.
     Internal = 13, "internal error";
-    /// The service cannot be reached now.
+    /// The service is currently unreachable.
     Unavailable = 14, "unavailable";
-    /// Data is lost or corrupt.
+    /// Data was lost or corrupted.
     DataLoss = 15, "data loss";
-    /// The caller is not known.
+    /// The caller is not authenticated.
     Unauthenticated = 16, "unauthenticated";
 }
 

@@ -1,13 +1,13 @@
-//! Metadata that is missing or wrong, as the status that a call ends with.
+//! Statuses for missing or malformed metadata.
 
 use super::Status;
 use crate::metadata::{Metadata, MetadataError};
 
 impl Metadata {
-    /// The value of that name, for a handler or interceptor that cannot do without.
+    /// The value of that name, for a handler or interceptor that requires it.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::Code::InvalidArgument), with the name: it is not there, or not
+    /// [`InvalidArgument`](crate::Code::InvalidArgument), with the name: it is missing, or not
     /// UTF-8.
     pub fn require_text(&self, name: &str) -> Result<&str, Status> {
         let value = self
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_that_has_to_be_there_is_missed_by_name() {
+    fn missing_text_is_named() {
         let mut metadata = Metadata::new();
         metadata.insert("traceparent", "00-ab").unwrap();
         metadata.insert("auth", &b"\xff\0"[..]).unwrap();

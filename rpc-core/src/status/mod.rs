@@ -1,15 +1,15 @@
-//! How a call fails.
+//! Failures of calls.
 //!
-//! Owns the codes, the status that a failed call ends with, and the error type of methods that have
-//! their own errors. Knows neither codecs nor the wire: the session writes code, text and details.
+//! Owns the codes, the status of a failed call, and the error type of methods with their own
+//! errors. Knows neither codecs nor the wire: the session writes code, text and details.
 //!
 //! Invariants:
-//! 1. What is sent is bounded: the text is cut to [`MAX_MESSAGE_BYTES`], details longer than
+//! 1. The encoded size is bounded: the text is cut to [`MAX_MESSAGE_BYTES`], details longer than
 //!    [`MAX_DETAILS_BYTES`] are not sent.
 //! 2. A status without text and details allocates nothing and is 16 bytes.
-//! 3. A status that a handler passes on, having got it from a call of its own, keeps code and
-//!    details, and its text names that call. It stays retryable only where the handler's own method
-//!    may be carried out again, or the handler says so.
+//! 3. A status that a handler passes on from one of its own calls keeps code and details, and its
+//!    text names that call. It stays retryable only if the handler's method is idempotent, or the
+//!    handler says so.
 
 mod code;
 mod missing_metadata;
@@ -26,19 +26,24 @@ use bytes::Bytes;
 
 pub use self::code::Code;
 use crate::metadata::Metadata;
-use crate::service::method::{MethodDescriptor, method_in_use};
+use crate::method::{MethodDescriptor, method_in_use};
+use crate::text::printable;
 use crate::wire::refusal::RETRY_AFTER;
 use rpc_transport::user_code::logged;
 
-/// Longest text of a status on the wire, bytes. Longer ones are cut at a character.
+/// Longest text of a status on the wire, bytes. Longer ones are cut at a character boundary.
 pub const MAX_MESSAGE_BYTES: usize = 4 * 1024;
 /// Longest details of a status on the wire, bytes. Longer ones are not sent.
 pub const MAX_DETAILS_BYTES: usize = 64 * 1024;
 
-/// Why a call failed: a code, a text for people, details for programs.
+/// Why a call failed: a code, a text for people, and details for programs.
 ///
-/// Cheap to clone. A method that returns `Result<T, Status>` ends a call with a status of its
-/// choice; the caller sees [`CallError::Status`], as for any other status.
+/// Cheap to clone. A method that returns `Result<T, Status>` can end a call with any status; the
+/// caller sees [`CallError::Status`], as for any other status.
+///
+/// Its `Display` is one line with at most [`MAX_MESSAGE_BYTES`] of the text, without control,
+/// format and invisible characters, so a status of any peer can be logged and printed: see
+/// [`text`](crate::text).
 ///
 /// # Example
 /// ```
@@ -53,10 +58,10 @@ pub const MAX_DETAILS_BYTES: usize = 64 * 1024;
 pub struct Status {
     code: Code,
     retryable: bool,
-    /// What `retryable` says is this end's own word, not that of the call in `call`.
+    /// Whether `retryable` was set at this end, instead of received with the call in `call`.
     own_word: bool,
-    /// The dense index, plus one, of the method whose call ended with this status; 0: made here.
-    /// A number, not a reference: it lies where there would be padding.
+    /// The dense index, plus one, of the method whose call ended with this status; 0: created here.
+    /// A number, not a reference, so that it fits into the padding.
     call: u32,
     rest: Option<Arc<Rest>>,
 }
@@ -68,7 +73,7 @@ struct Rest {
     retry_after: Option<Duration>,
     source: Option<Arc<dyn Error + Send + Sync>>,
     metadata: Metadata,
-    /// The metadata are this end's own, not those of the call that ended with the status.
+    /// Whether the metadata was set at this end, instead of received with the status.
     own_metadata: bool,
 }
 
@@ -85,7 +90,7 @@ macro_rules! constructors {
 }
 
 impl Status {
-    /// A status with a text.
+    /// A status with a code and a text.
     #[must_use]
     pub fn new(code: Code, message: impl Into<Cow<'static, str>>) -> Self {
         let mut status = Self::from(code);
@@ -115,25 +120,25 @@ impl Status {
         unauthenticated => Unauthenticated,
     }
 
-    /// Adds details for programs; at most [`MAX_DETAILS_BYTES`] travel.
+    /// Adds details for programs; they are sent only up to [`MAX_DETAILS_BYTES`].
     #[must_use]
     pub fn with_details(mut self, details: impl Into<Bytes>) -> Self {
         self.rest_mut().details = details.into();
         self
     }
 
-    /// Says whether the same call may succeed when it is made again, later.
+    /// Sets whether the same call may succeed if it is retried later.
     ///
-    /// A handler that passes a status on from a call of its own says it anew, if it should hold for
-    /// its own caller: see [`CallError`].
+    /// A handler that passes on a status from one of its own calls must set this again if it should
+    /// hold for its own caller: see [`CallError`].
     #[must_use]
     pub fn with_retryable(mut self, retryable: bool) -> Self {
         (self.retryable, self.own_word) = (retryable, true);
         self
     }
 
-    /// Says that the same call may succeed when it is made again, and when: not before `delay` has
-    /// passed. Clients that [retry](crate::RetryPolicy) idempotent methods keep to it. It travels
+    /// Marks the status as retryable after `delay`. Clients that
+    /// [retry](crate::client::RetryPolicy) idempotent methods honour it, up to a minute. It is sent
     /// in milliseconds.
     #[must_use]
     pub fn with_retry_after(mut self, delay: Duration) -> Self {
@@ -141,8 +146,8 @@ impl Status {
         self.with_retryable(true)
     }
 
-    /// Sets the metadata that goes with it. It stays between a caller and its server: whose handler
-    /// passes a status on from a call of its own does not pass it on.
+    /// Sets the metadata sent with it. It only goes to the direct caller: a handler that passes on
+    /// a status from one of its own calls does not pass on its metadata.
     #[must_use]
     pub fn with_metadata(mut self, metadata: Metadata) -> Self {
         if !metadata.is_empty() || self.rest.is_some() {
@@ -152,13 +157,13 @@ impl Status {
         self
     }
 
-    /// The metadata that came with it, or goes with it.
+    /// The metadata received, or to be sent, with it.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         self.rest.as_ref().map_or(&NO_METADATA, |rest| &rest.metadata)
     }
 
-    /// The metadata that this end has set.
+    /// The metadata set at this end.
     pub(crate) fn own_metadata(&self) -> &Metadata {
         match &self.rest {
             Some(rest) if rest.own_metadata => &rest.metadata,
@@ -179,7 +184,8 @@ impl Status {
         self.code
     }
 
-    /// The text; may be empty.
+    /// The text as received; may be empty. It is chosen by the peer, so print the status itself,
+    /// which shows [`printable`] text.
     #[must_use]
     pub fn message(&self) -> &str {
         self.rest.as_ref().map_or("", |rest| &rest.message)
@@ -191,13 +197,13 @@ impl Status {
         self.rest.as_ref().map_or(&[], |rest| &rest.details)
     }
 
-    /// Whether the same call may succeed when it is made again, later.
+    /// Whether the same call may succeed if it is retried later.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         self.retryable
     }
 
-    /// Puts something in front of the text.
+    /// Prepends to the text.
     #[must_use]
     pub(crate) fn with_prefix(mut self, text: fmt::Arguments<'_>) -> Self {
         let rest = self.rest_mut();
@@ -213,7 +219,7 @@ impl Status {
         self
     }
 
-    /// After which time the call may be made again, if the server has said so.
+    /// The delay before a retry, if the server has set one.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.rest.as_ref()?.retry_after.filter(|_| self.retryable)
@@ -232,12 +238,12 @@ impl Status {
         self
     }
 
-    /// The method whose call ended with this status, if it was not made here.
+    /// The method whose call ended with this status; `None` if it was created here.
     fn called(&self) -> Option<&'static MethodDescriptor> {
         method_in_use(self.call.checked_sub(1)?)
     }
 
-    /// The status that the caller of `method` gets when its handler ends with this one.
+    /// The status for the caller of `method`, whose handler ends with this one.
     pub(crate) fn passed_on(&self, method: Option<&MethodDescriptor>) -> Cow<'_, Self> {
         let Some(called) = self.called() else { return Cow::Borrowed(self) };
         let mut status = self.clone();
@@ -255,14 +261,17 @@ impl Status {
         Cow::Owned(status)
     }
 
-    /// Text and details as they are sent if there is room for `room` bytes: the text at most
-    /// [`MAX_MESSAGE_BYTES`], cut at a character; no details when they are longer than
-    /// [`MAX_DETAILS_BYTES`] or do not fit beside the text.
+    /// Text and details to send in `room` bytes: the text is cut to [`MAX_MESSAGE_BYTES`] at a
+    /// character boundary; details are dropped if they exceed [`MAX_DETAILS_BYTES`] or do not fit
+    /// beside the text.
     #[must_use]
     pub(crate) fn sent_within(&self, room: usize) -> (&str, Cow<'_, [u8]>) {
         let text = cut(self.message(), room.min(MAX_MESSAGE_BYTES));
         let room = MAX_DETAILS_BYTES.min(room - text.len());
-        let details = self.marked_details();
+        let details: Cow<'_, [u8]> = match self.retry_after() {
+            None => self.details().into(),
+            Some(delay) => [&*retry_mark(delay), self.details()].concat().into(),
+        };
         if details.len() <= room {
             return (text, details);
         }
@@ -274,19 +283,7 @@ impl Status {
         }
     }
 
-    /// The details as they travel.
-    fn marked_details(&self) -> Cow<'_, [u8]> {
-        match self.retry_after() {
-            None => self.details().into(),
-            Some(delay) => {
-                let mut details = retry_mark(delay);
-                details.extend_from_slice(self.details());
-                details.into()
-            }
-        }
-    }
-
-    /// A status as it has arrived.
+    /// A received status.
     pub(crate) fn received(code: Code, text: &str, details: &[u8], retryable: bool) -> Self {
         let status = Self::new(code, text.to_owned()).with_retryable(retryable);
         let marked = details.strip_prefix(RETRY_AFTER).filter(|_| retryable);
@@ -306,7 +303,7 @@ fn retry_mark(delay: Duration) -> Vec<u8> {
     [RETRY_AFTER.as_slice(), &millis.to_le_bytes()].concat()
 }
 
-/// The start of a text, at most `max` bytes, cut at a character.
+/// The start of a text, at most `max` bytes, cut at a character boundary.
 fn cut(text: &str, max: usize) -> &str {
     let mut end = text.len().min(max);
     while !text.is_char_boundary(end) {
@@ -321,7 +318,7 @@ impl From<Code> for Status {
     }
 }
 
-/// Compares what is sent: code, text, details, retryable, metadata.
+/// Compares the parts that are sent: code, text, details, retryable, metadata.
 impl PartialEq for Status {
     fn eq(&self, other: &Self) -> bool {
         self.code == other.code
@@ -339,7 +336,7 @@ impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.message() {
             "" => write!(f, "{}", self.code),
-            message => write!(f, "{}: {message}", self.code),
+            message => write!(f, "{}: {}", self.code, printable(message)),
         }
     }
 }
@@ -347,7 +344,7 @@ impl fmt::Display for Status {
 impl fmt::Debug for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("Status");
-        debug.field("code", &self.code).field("message", &self.message());
+        debug.field("code", &self.code).field("message", &printable(self.message()));
         if !self.details().is_empty() {
             debug.field("details", &self.details().len());
         }
@@ -371,12 +368,12 @@ impl Error for Status {
     }
 }
 
-/// How a call to a method with its own error type fails.
+/// The error of a call to a method with its own error type.
 ///
 /// # In handlers
-/// A handler may end in the same way: a method `async fn f(&self) -> Result<T, CallError<E>>` ends
-/// with its own error or with a status. Its callers see what they see of `Result<T, E>`, so a method
-/// can be changed from the one to the other at any time.
+/// A handler can use it too: a method `async fn f(&self) -> Result<T, CallError<E>>` ends with its
+/// own error or with a status. Its callers see the same as for `Result<T, E>`, so a method can be
+/// changed from one to the other at any time.
 ///
 /// | the call inside gives | the handler ends with | how |
 /// |---|---|---|
@@ -385,12 +382,13 @@ impl Error for Status {
 /// | `CallError<E>` | `CallError<E>` | `?` |
 /// | `CallError<E>` | `Status`, where `Status: From<E>` | `?` |
 /// | `CallError<E>` | `CallError<F>`, where `F: From<E>` | `.map_err(CallError::user_into)?` |
+/// | `CallError<E>` | `CallError<F>`, by a function | `.map_err(\|e\| e.map_user(convert))?` |
 /// | `CallError<E>` | `CallError<F>`, where `Status: From<E>` | `.map_err(Status::from)?` |
 ///
-/// A status that is passed on like this keeps its code and details, and its text says which call it
-/// comes from: `Orders.place: Stock.reserve: the shelf is full` is what a shop's customer reads. It is
-/// no longer [retryable](Status::is_retryable), since this handler has begun, unless its method is
-/// `#[rpc(idempotent)]` or the handler says so by [`Status::with_retryable`].
+/// A status passed on like this keeps its code and details, and its text names the call it comes
+/// from: a customer reads `Orders.place: Stock.reserve: the shelf is full`. It is no longer
+/// [retryable](Status::is_retryable), since this handler has begun, unless its method is
+/// `#[rpc(idempotent)]` or the handler sets [`Status::with_retryable`].
 ///
 /// ```
 /// use rpc_core::serde::{Deserialize, Serialize};
@@ -428,11 +426,14 @@ impl Error for Status {
 ///     }
 /// }
 ///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let server = rpc_core::Server::builder().add_service(StockServer::new(Shelves)).bind("mem://chain-of-two-a").await?;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let builder = rpc_core::Server::builder().add_service(StockServer::new(Shelves));
+/// # let server = builder.bind("mem://chain-of-two-a").await?;
 /// # tokio::spawn(server.serve());
 /// # let stock = StockClient::connect("mem://chain-of-two-a").await?;
-/// # let server = rpc_core::Server::builder().add_service(OrdersServer::new(Desk(stock))).bind("mem://chain-of-two-b").await?;
+/// # let builder = rpc_core::Server::builder().add_service(OrdersServer::new(Desk(stock)));
+/// # let server = builder.bind("mem://chain-of-two-b").await?;
 /// # tokio::spawn(server.serve());
 /// # let orders = OrdersClient::connect("mem://chain-of-two-b").await?;
 /// assert!(matches!(orders.place("apple").await, Ok(8)));
@@ -509,8 +510,15 @@ impl<E> From<Status> for CallError<E> {
     }
 }
 
-/// For `?` in a method that ends with a [`Status`]: the own error of the method that was called
-/// says by `impl From<E> for Status` what it means there.
+/// For `Err(Code::NotFound.into())`, in a handler or in a fake of one.
+impl<E> From<Code> for CallError<E> {
+    fn from(code: Code) -> Self {
+        Self::Status(code.into())
+    }
+}
+
+/// For `?` in a method that ends with a [`Status`]: the called method's own error is converted by
+/// `impl From<E> for Status`.
 impl<E: Into<Status>> From<CallError<E>> for Status {
     fn from(error: CallError<E>) -> Self {
         match error {
@@ -520,20 +528,23 @@ impl<E: Into<Status>> From<CallError<E>> for Status {
     }
 }
 
-impl<E: fmt::Display> fmt::Display for CallError<E> {
+/// Shows a status as [`Status`] does, and the method's own error as `Debug` does, on one line, so
+/// that it needs no `Display`: `OutOfStock { left: 3 }`. If it is an [`Error`], its text is that of
+/// the [source](Error::source).
+impl<E: fmt::Debug> fmt::Display for CallError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::User(error) => error.fmt(f),
+            Self::User(error) => write!(f, "{error:?}"),
             Self::Status(status) => status.fmt(f),
         }
     }
 }
 
 impl<E: Error + 'static> Error for CallError<E> {
-    /// The error itself is shown by `Display`, so its source comes next.
+    /// The method's own error, or the source of the status.
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Self::User(error) => error.source(),
+            Self::User(error) => Some(error),
             Self::Status(status) => status.source(),
         }
     }

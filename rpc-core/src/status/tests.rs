@@ -1,4 +1,7 @@
-//! What a status says, what of it travels, and how errors convert.
+//! The texts of statuses, their encoding, and conversions of errors.
+
+use proptest::prelude::*;
+use rpc_transport::text::is_printable;
 
 use super::*;
 
@@ -23,7 +26,7 @@ fn a_bare_status_is_small() {
 }
 
 #[test]
-fn a_long_text_is_cut_at_a_character_and_long_details_stay_at_home() {
+fn long_text_is_cut_long_details_are_dropped() {
     let long = "ä".repeat(MAX_MESSAGE_BYTES);
     let status = Status::internal(format!("x{long}"));
     let (text, _) = status.sent_within(usize::MAX);
@@ -36,7 +39,7 @@ fn a_long_text_is_cut_at_a_character_and_long_details_stay_at_home() {
 }
 
 #[test]
-fn what_does_not_fit_the_peer_is_left_out_details_first() {
+fn details_are_dropped_first_to_fit_the_peer() {
     let status = Status::internal("größe").with_details(vec![7; 10]);
     assert_eq!(status.sent_within(17), ("größe", Cow::Borrowed(&[7; 10][..])));
     assert_eq!(status.sent_within(16), ("größe", Cow::Borrowed(&[][..])));
@@ -45,7 +48,7 @@ fn what_does_not_fit_the_peer_is_left_out_details_first() {
 }
 
 #[test]
-fn when_to_come_back_travels_in_front_of_the_details_and_when_they_do_not_fit() {
+fn pushback_precedes_the_details_and_survives_them() {
     let delay = Duration::from_millis(1500);
     let status = Status::unavailable("m").with_details(vec![7; 3]).with_retry_after(delay);
     let (text, details) = status.sent_within(usize::MAX);
@@ -54,13 +57,13 @@ fn when_to_come_back_travels_in_front_of_the_details_and_when_they_do_not_fit() 
     let alone = Status::received(Code::Unavailable, text, &details, true);
     assert_eq!((alone.retry_after(), alone.details()), (Some(delay), &[][..]));
     assert_eq!(status.sent_within(16).1.len(), 0);
-    // Only a retryable status is read so, and none that is cut off.
+    // Only for a retryable status, and not if it is cut off.
     assert_eq!(Status::received(Code::Internal, "", &details, false).details(), &*details);
     assert_eq!(Status::received(Code::Internal, "", &details[..15], true).retry_after(), None);
 }
 
 #[test]
-fn a_status_that_is_passed_on_names_its_call_and_is_retryable_only_where_that_is_true() {
+fn a_forwarded_status_names_its_call() {
     static ONCE: MethodDescriptor = MethodDescriptor::new("Orders.place", "() -> ()", &[]);
     static AGAIN: MethodDescriptor =
         MethodDescriptor::new("Orders.look", "() -> ()", &[]).idempotent();
@@ -138,6 +141,49 @@ fn one_question_mark_is_enough() {
     }
     assert_eq!(caller(true).unwrap_err().to_string(), "unavailable: down");
     let error = caller(false).unwrap_err();
-    assert_eq!(error.to_string(), "outer");
-    assert!(error.source().unwrap().is::<std::fmt::Error>());
+    assert_eq!(error.to_string(), "Outer(Error)");
+    let own = error.source().unwrap();
+    assert_eq!(own.to_string(), "outer");
+    assert!(own.source().unwrap().is::<std::fmt::Error>());
+}
+
+#[test]
+fn an_error_without_a_text_can_be_shown() {
+    #[derive(Debug)]
+    struct OutOfStock {
+        #[expect(dead_code, reason = "shown by `Debug`")]
+        left: u32,
+    }
+    let shown = |error: CallError<OutOfStock>| error.to_string();
+    assert_eq!(shown(CallError::User(OutOfStock { left: 3 })), "OutOfStock { left: 3 }");
+    assert_eq!(shown(Status::unavailable("gone").into()), "unavailable: gone");
+}
+
+#[test]
+fn a_code_is_a_status_of_a_call() {
+    fn find(code: Code) -> Result<u8, CallError<u8>> {
+        Err(code.into())
+    }
+    assert_eq!(find(Code::NotFound), Err(CallError::Status(Code::NotFound.into())));
+}
+
+#[test]
+fn a_status_is_shown_as_one_printable_line() {
+    let text = "no key \"a\"\n\u{1b}[2J\u{202e}";
+    let status = Status::received(Code::NotFound, text, b"", false);
+    assert_eq!(status.message(), text);
+    assert_eq!(status.to_string(), "not found: no key \"a\"\\n\\u{1b}[2J\\u{202e}");
+    assert_eq!(CallError::<Status>::from(status.clone()).to_string(), status.to_string());
+}
+
+proptest! {
+    #[test]
+    fn whatever_status_arrives_is_printable(text: String, details: Vec<u8>) {
+        let status = Status::received(Code::Internal, &text, &details, true);
+        prop_assert_eq!(status.message(), &text);
+        for shown in [status.to_string(), format!("{status:?}")] {
+            prop_assert!(is_printable(&shown), "{}", shown);
+            prop_assert!(shown.len() < 7 * MAX_MESSAGE_BYTES);
+        }
+    }
 }

@@ -10,7 +10,7 @@ use crate::metadata::Metadata;
 use crate::runtime::driver_thread::{DriverThread, refuse_inside_a_runtime};
 use crate::status::Status;
 
-/// A stream of results, read by an iterator that waits. Dropping it cancels the call.
+/// A stream of results as a blocking iterator. Dropping it cancels the call.
 ///
 /// The types are those of [`Streaming`].
 #[must_use = "a stream that is dropped is stopped"]

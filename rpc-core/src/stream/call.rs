@@ -2,10 +2,11 @@
 
 use super::end::StreamEnd;
 use super::item_counts::ItemCounters;
-use super::line::LineRef;
+use super::stream_ref::StreamRef;
 use super::upload::PumpedCall;
 use crate::codec::Codec;
-use crate::service::{MethodDescriptor, ReplyParts};
+use crate::method::MethodDescriptor;
+use crate::reply::ReplyParts;
 use crate::status::Status;
 
 /// A call whose stream of results is read. Dropping it cancels the call, unless it has ended.
@@ -15,7 +16,7 @@ pub(crate) trait ResultsCall: Send + Sync {
     fn method(&self) -> &'static MethodDescriptor;
 
     /// The stream's place, while there is a connection.
-    fn line(&self) -> Option<LineRef<'_>>;
+    fn stream(&self) -> Option<StreamRef<'_>>;
 
     /// The call, while arguments may be sent.
     fn pumped(&self) -> Option<PumpedCall<'_>>;

@@ -6,13 +6,13 @@ use crate::status::Code;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StreamEnd {
-    /// The sender has sent all that there is.
+    /// The sender has sent all items.
     Finished,
-    /// The sender ended it with a status or an error of the method's own, or the call failed: its
-    /// deadline passed, say.
+    /// The sender ended it with a status or the method's own error, or the call failed, for example
+    /// because its deadline passed.
     Failed,
-    /// The sender gave it up in the midst of it: it was dropped, or its source failed. The code is
-    /// the sender's.
+    /// The sender aborted it: the stream was dropped, or its source failed. The sender chooses the
+    /// code.
     Reset(Code),
     /// This end stopped reading: the stream was dropped, or an item could not be decoded.
     Stopped,

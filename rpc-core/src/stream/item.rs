@@ -1,6 +1,7 @@
 //! Items as bytes.
 //!
-//! Owns how an item is encoded and decoded: as a body is, with its large byte strings beside it.
+//! Owns how an item is encoded and decoded: as a body is, with its large byte strings sent
+//! separately.
 
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
@@ -9,8 +10,8 @@ use serde::Serialize;
 use crate::bulk::Bulk;
 use crate::codec::shape::{TakeShape, seed};
 use crate::codec::{Codec, CodecError, Placement, Scratch, Tail};
+use crate::reply::coding::undecodable_item;
 use crate::service::MethodDescriptor;
-use crate::service::coding::undecodable_item;
 use crate::status::Status;
 
 /// What an item of a client's source becomes: itself, or the error that ends the source.
@@ -49,6 +50,7 @@ impl<T, E: Into<Status>> IntoItem<T> for Result<T, E> {
 pub struct ItemEncoder<'a> {
     codec: Codec,
     placement: Placement<'a>,
+    method: &'static MethodDescriptor,
     encoded: Result<OutBuf, CodecError>,
 }
 
@@ -63,8 +65,9 @@ impl<'a> ItemEncoder<'a> {
         encode: Encode<T>,
         codec: Codec,
         placement: Placement<'a>,
+        method: &'static MethodDescriptor,
     ) -> Result<OutBuf, CodecError> {
-        let mut encoder = Self { codec, placement, encoded: Ok(OutBuf::new()) };
+        let mut encoder = Self { codec, placement, method, encoded: Ok(OutBuf::new()) };
         encode(item, &mut encoder);
         encoder.encoded
     }
@@ -73,7 +76,7 @@ impl<'a> ItemEncoder<'a> {
     #[inline]
     pub fn put(&mut self, value: impl Serialize) {
         if let Ok(out) = &mut self.encoded
-            && let Err(error) = self.codec.encode_body(&value, out, self.placement)
+            && let Err(error) = self.codec.encode_body(&value, out, self.placement, self.method)
         {
             self.encoded = Err(error);
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::metadata::Metadata;
 
-/// The items of a call's streams that have left or were read, at one end.
+/// The items of a call's streams that one end has sent and read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ItemCounts {
@@ -19,7 +19,7 @@ pub struct ItemCounts {
     pub sent_bytes: u64,
 }
 
-/// The same while the call runs.
+/// [`ItemCounts`] while the call runs.
 #[derive(Debug, Default)]
 pub(crate) struct ItemCounters {
     received: AtomicU64,

@@ -1,6 +1,6 @@
 //! Streams of arguments and results.
 //!
-//! A method may give a stream, take one, or both:
+//! A method may return a stream, take one, or both:
 //!
 //! ```
 //! use rpc_core::stream::{self, Stream, Streaming};
@@ -54,9 +54,11 @@
 //!     }
 //! }
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let words = Words(vec!["ant".into(), "bee".into(), "bat".into()]);
-//! # let server = rpc_core::Server::builder().add_service(TableServer::new(words)).bind("mem://streams").await?;
+//! # let server = rpc_core::Server::builder().add_service(TableServer::new(words))
+//! #     .bind("mem://streams").await?;
 //! # tokio::spawn(server.serve());
 //! let table = TableClient::connect("mem://streams").await?;
 //! let mut words = table.list("b").await?; // accepted
@@ -76,59 +78,62 @@
 //! ```
 //!
 //! # The call and its stream
-//! A call of a method that gives a stream is a [`StreamCall`](crate::StreamCall). It has the options of other calls
-//! (`timeout`, `metadata`, `start`), and awaiting it gives a [`Streaming`] as soon as the server has
-//! accepted the call. The items of the client's own stream are sent while the call, or its
-//! `Streaming`, is polled: nothing is spawned, and so nothing goes on behind the user's back.
+//! A call of a method that returns a stream is a [`StreamCall`](crate::client::StreamCall). It has
+//! the options of other calls (`timeout`, `metadata`, `start`), and awaiting it returns a
+//! [`Streaming`] as soon as the server has accepted the call. The items of the client's own stream
+//! are sent while the call, or its `Streaming`, is polled. No task is spawned.
 //!
-//! The source of a client may be a stream of `Result<T, E>` too: an error resets the stream with the
-//! code of the status that it becomes, and the call ends with that status.
+//! A client may also send a stream of `Result<T, E>`. An error is converted to a
+//! [`Status`](crate::Status), resets the stream with its code, and ends the call with that status.
 //!
 //! # Metadata
-//! What a server tells before the first item
-//! ([`Context::set_initial_metadata`](crate::Context::set_initial_metadata)) is read by
-//! [`Streaming::initial_metadata`], also while the first item is not there; what it tells with the end
-//! ([`Context::set_reply_metadata`](crate::Context::set_reply_metadata)) by [`Streaming::metadata`].
+//! [`Streaming::initial_metadata`] returns the metadata that the server has set before the first
+//! item ([`Context::set_initial_metadata`](crate::Context::set_initial_metadata)); it need not wait
+//! for that item. [`Streaming::metadata`] returns the metadata that came with the end
+//! ([`Context::set_reply_metadata`](crate::Context::set_reply_metadata)).
 //!
 //! # Back-pressure
-//! A reader that stops reading stops its sender, and nobody else. What is under way is bounded by
-//! the stream's window: 16 items and 64 KiB at first (one item may be longer), up to 1 MiB for
-//! readers that keep up. Items of several MiB are sent like large results, and a
-//! [`Bulk`](crate::Bulk) in an item lies where the peer's device has written it.
+//! A slow reader only blocks its own sender. The stream's window bounds the items in flight: 16
+//! items and 64 KiB at first (one item may be longer), up to 1 MiB for readers that keep up. Items
+//! of several MiB are sent like large results, so a [`Bulk`](crate::Bulk) in an item is not copied
+//! at the receiver.
 //!
-//! An item whose payload is longer than the receiver puts together (`assembly_bytes`) is read while
-//! it arrives, as a [`BulkReader`](crate::BulkReader), and holds up the large messages of its
-//! direction until it is read: send such a payload in pieces, as
-//! [`BulkReader::into_pieces`](crate::BulkReader::into_pieces) and
-//! [`read_pieces`](crate::bulk::read_pieces) do. A stream of pieces is an `AsyncRead` again by
-//! [`Streaming::into_reader`].
+//! If the payload of an item is longer than the receiver's `assembly_bytes`, it must be read while
+//! it arrives, as a [`BulkReader`](crate::bulk::BulkReader), and blocks the large messages of its
+//! direction until then. Send such a payload in pieces instead: see
+//! [`BulkReader::into_pieces`](crate::bulk::BulkReader::into_pieces) and
+//! [`read_pieces`](crate::bulk::read_pieces). [`Streaming::into_reader`] turns a stream of pieces
+//! into an `AsyncRead` again.
 //!
 //! # Ends
-//! [`Streaming::end`] tells how a stream ended, once it has: [`StreamEnd::Finished`]; with a status
-//! or the method's own error ([`StreamEnd::Failed`]); given up by its sender
-//! ([`StreamEnd::Reset`]); stopped by this end ([`StreamEnd::Stopped`]); or the connection was lost
-//! ([`StreamEnd::Disconnected`]). Only the first is `None` without an error before it: a sender that
-//! is dropped, or panics, is never taken for the end. Items that have arrived are given before any
-//! end.
+//! [`Streaming::end`] returns how a stream ended, once it has: regularly ([`StreamEnd::Finished`]),
+//! with a status or the method's own error ([`StreamEnd::Failed`]), aborted by its sender
+//! ([`StreamEnd::Reset`]), stopped by this end ([`StreamEnd::Stopped`]), or with its connection
+//! ([`StreamEnd::Disconnected`]). Only a regular end is `None` without an error before it: a sender
+//! that is dropped or panics is an error. Items that have arrived are returned before any end.
 //!
-//! Dropping a [`Streaming`] stops the other end, whose source is dropped at once. A client that drops
-//! it cancels the call. Streams are never resumed on another connection.
+//! A stream that is written as code ([`stream()`], [`try_stream`], [`producer`]) ends when the code
+//! has returned and its [`Sender`] has been dropped, even if the `Sender` was moved elsewhere. An
+//! error or a panic of the code ends it at once. In each case, the items that [`Sender::send`] has
+//! accepted come first.
+//!
+//! Dropping a [`Streaming`] stops the sender, whose source is dropped at once; at a client it also
+//! cancels the call. Streams are never resumed on another connection.
 //!
 //! # Deadlines
-//! A deadline is that of the whole call. With `#[rpc(stream_deadline = "idle")]` it starts anew with
-//! each item, in either direction: for methods that are to go on for ever, as long as something
-//! happens.
+//! A deadline covers the whole call. With `#[rpc(stream_deadline = "idle")]` it restarts with each
+//! item, in either direction, for methods that may run for ever while items arrive.
 
 pub(crate) mod blocking;
 pub(crate) mod call;
 mod end;
 pub(crate) mod item;
 pub(crate) mod item_counts;
-pub(crate) mod line;
 mod producer;
 pub(crate) mod pump;
 mod push;
 mod receive;
+pub(crate) mod stream_ref;
 pub(crate) mod upload;
 
 pub use futures::stream::{Iter, Stream, iter};

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// What a [`Producer`] gives next.
+/// The next step of a [`Producer`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step<T, R> {
@@ -15,12 +15,11 @@ pub enum Step<T, R> {
     End(R),
 }
 
-/// A stream of items with a value after them: [`producer`](crate::stream::producer) makes one.
+/// A stream of items with a value after them. [`producer`](crate::stream::producer) makes one.
 ///
-/// A method that returns `impl Producer<Item = T, Output = R>` gives the client a
-/// [`Streaming<T, R>`](crate::stream::Streaming), whose
-/// [`finish`](crate::stream::Streaming::finish) gives the value. With `Output = Result<R, E>` the
-/// stream may end with the method's own error.
+/// The client of a method that returns `impl Producer<Item = T, Output = R>` gets a [`Streaming<T,
+/// R>`](crate::stream::Streaming), whose [`finish`](crate::stream::Streaming::finish) returns the
+/// value. With `Output = Result<R, E>`, the stream may end with the method's own error.
 pub trait Producer {
     /// The items.
     type Item;

@@ -1,7 +1,7 @@
 //! Sending a server's stream of results.
 //!
-//! Owns the pump: the part of a handler's future that polls the method's stream and sends its items.
-//! It owns nothing of the method's: the stream may borrow the service and the arguments, which the
+//! Owns the pump: the part of a handler's future that polls the method's stream and sends its
+//! items. The stream stays with the method: it may borrow the service and the arguments, which the
 //! same future owns. Items are not boxed, and nothing is spawned.
 //!
 //! Invariants:
@@ -18,13 +18,14 @@ use futures::Stream;
 use rpc_transport::message::outgoing::OutBuf;
 
 use super::item::{Decode, Encode, ItemEncoder};
-use super::line::{Line, NotTaken, Streams};
 use super::producer::{Producer, Step};
 use super::receive::Streaming;
+use super::stream_ref::{OwnedStreamRef, StreamRef, Streams};
 use crate::codec::{Codec, Placement, Pool};
 use crate::context::{Begun, Context, copy_to_own_pool};
-use crate::service::coding::unencodable_item;
-use crate::service::{MethodDescriptor, Reply};
+use crate::method::MethodDescriptor;
+use crate::reply::Reply;
+use crate::reply::coding::unencodable_item;
 use crate::session::StreamId;
 use crate::status::Status;
 
@@ -49,13 +50,13 @@ impl Port {
         Self { streams, codec, min_part_bytes }
     }
 
-    fn line(&self) -> Option<&Line> {
-        self.streams.as_deref().map(|streams| &streams.line)
+    fn stream(&self) -> Option<&OwnedStreamRef> {
+        self.streams.as_deref().map(|streams| &streams.stream)
     }
 
     /// The stream of arguments.
     pub fn receive<T>(&self, method: &'static MethodDescriptor, decode: Decode<T>) -> Streaming<T> {
-        Streaming::of_arguments(self.line().cloned(), self.codec, method, decode)
+        Streaming::of_arguments(self.stream().cloned(), self.codec, method, decode)
     }
 
     /// Sends all items of a stream.
@@ -129,19 +130,27 @@ impl Port {
     where
         N: FnMut(&mut task::Context<'_>) -> Poll<Next<T, R>>,
     {
-        let (waiting, output) = (None, None);
-        let (is_accepted, has_begun, behind) = (false, false, None);
-        let port = self;
-        let mut sending =
-            Sending { port, method, next, encode, waiting, behind, output, is_accepted, has_begun };
+        let (port, state) = (self, State::Opening { is_accepted: false });
+        let mut sending = Sending { port, method, next, encode, state, unsent: None, second: None };
         poll_fn(move |cx| sending.poll(cx))
     }
 }
 
 impl fmt::Debug for Port {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Port").field("line", &self.line()).finish_non_exhaustive()
+        f.debug_struct("Port").field("stream", &self.stream()).finish_non_exhaustive()
     }
+}
+
+/// How far a stream of results is.
+enum State<R> {
+    /// Neither an item nor the end was there. Initial metadata may be sent. `is_accepted`: the
+    /// caller has learned that its call was accepted.
+    Opening { is_accepted: bool },
+    /// The first item was there.
+    Items,
+    /// The stream has ended with this output, which comes behind all frames.
+    End(R),
 }
 
 /// A stream that is being sent.
@@ -150,15 +159,11 @@ struct Sending<'a, T, R, N> {
     method: &'static MethodDescriptor,
     next: N,
     encode: Encode<T>,
-    /// An item that waits for room.
-    waiting: Option<OutBuf>,
-    /// The first item, while `waiting` is the initial metadata.
-    behind: Option<OutBuf>,
-    /// What comes behind both, if there are no more.
-    output: Option<R>,
-    is_accepted: bool,
-    /// The first item or the end was there, so that no metadata goes before it any more.
-    has_begun: bool,
+    state: State<R>,
+    /// The next frame to be sent.
+    unsent: Option<OutBuf>,
+    /// The frame behind it: the first item, while the initial metadata is in `unsent`.
+    second: Option<OutBuf>,
 }
 
 impl<T, R, N> Sending<'_, T, R, N>
@@ -166,142 +171,128 @@ where
     N: FnMut(&mut task::Context<'_>) -> Poll<Next<T, R>>,
 {
     fn poll(&mut self, cx: &mut task::Context<'_>) -> Poll<Result<R, Reply>> {
-        let Some(line) = self.port.line() else {
-            return Poll::Ready(Err(no_connection(self.method)));
+        let port = self.port;
+        let Some(stream) = port.stream() else {
+            let name = self.method.name;
+            let text = format!("{name}: a method with streams is called over a connection");
+            return Poll::Ready(Err(Reply::Status(Status::unimplemented(text))));
         };
-        let line = line.by_ref();
         loop {
-            if self.waiting.is_some()
-                && let Err(why) = std::task::ready!(line.poll_send(cx, &mut self.waiting))
+            std::task::ready!(self.poll_frames(stream.by_ref(), cx))?;
+            if let State::End(_) = self.state
+                && let State::End(output) = std::mem::replace(&mut self.state, State::Items)
             {
-                self.waiting = None;
-                return Poll::Ready(Err(not_sent(self.method, why)));
-            }
-            if self.behind.is_some() {
-                self.waiting = self.behind.take();
-                continue;
-            }
-            if let Some(output) = self.output.take() {
                 return Poll::Ready(Ok(output));
             }
             let step = std::task::ready!(tokio::task::coop::poll_proceed(cx));
-            let next = (self.next)(cx);
-            if next.is_pending() && !self.has_begun {
-                self.waiting = self.initial_metadata();
-                if self.waiting.is_some() {
-                    match line.poll_send(cx, &mut self.waiting) {
-                        // The stream has the task woken.
-                        Poll::Ready(Ok(())) | Poll::Pending => return Poll::Pending,
-                        Poll::Ready(Err(why)) => {
-                            self.waiting = None;
-                            return Poll::Ready(Err(not_sent(self.method, why)));
-                        }
-                    }
+            let Poll::Ready(next) = (self.next)(cx) else {
+                if let State::Opening { is_accepted } = self.state {
+                    return self.poll_opening(stream, is_accepted, cx);
                 }
-                if !self.is_accepted {
-                    self.is_accepted = true;
-                    if let StreamId::Incoming(id) = line.id {
-                        // A caller that is gone has the handler stopped.
-                        let _ = line.with(|peer| peer.session.accept(id));
-                    }
-                }
-            }
-            let next = std::task::ready!(next);
-            step.made_progress();
-            let item = match next {
-                Next::Item(item) => item,
-                Next::LastItem(item, output) => {
-                    self.output = Some(output);
-                    item
-                }
-                Next::End(output) => {
-                    if !self.has_begun {
-                        self.begin();
-                    }
-                    if self.waiting.is_some() {
-                        self.output = Some(output);
-                        continue;
-                    }
-                    return Poll::Ready(Ok(self.accepted(output)));
-                }
+                return Poll::Pending;
             };
-            let Port { codec, min_part_bytes, .. } = *self.port;
-            let placement = Placement { min_part_bytes, pool: Pool::Ask(copy_to_own_pool) };
-            self.is_accepted = true;
-            match ItemEncoder::encode(item, self.encode, codec, placement) {
-                Ok(frame) => {
-                    // Of an item that cannot be encoded it goes with the reply.
-                    if !self.has_begun {
-                        self.begin();
-                    }
-                    if let Some(counters) = self.port.line().and_then(|line| line.counters.as_ref())
-                    {
-                        counters.on_sent(frame.total_len());
-                    }
-                    match self.waiting {
-                        None => self.waiting = Some(frame),
-                        Some(_) => self.behind = Some(frame),
-                    }
-                }
-                Err(error) => {
-                    let status = unencodable_item(self.method, error);
-                    return Poll::Ready(Err(Reply::Status(status)));
-                }
+            step.made_progress();
+            let (item, output) = match next {
+                Next::Item(item) => (Some(item), None),
+                Next::LastItem(item, output) => (Some(item), Some(output)),
+                Next::End(output) => (None, Some(output)),
+            };
+            // Before the initial metadata: that goes with the reply if the first item cannot be
+            // encoded.
+            let frame = item.map(|item| self.encoded(item)).transpose()?;
+            if let State::Opening { is_accepted } = self.state {
+                self.begin(stream, is_accepted || frame.is_some());
             }
+            if let (Some(frame), Some(counters)) = (&frame, &stream.counters) {
+                counters.on_sent(frame.total_len());
+            }
+            match self.unsent {
+                None => self.unsent = frame,
+                Some(_) => self.second = frame,
+            }
+            self.state = output.map_or(State::Items, State::End);
         }
     }
 
-    /// Before the first item, or the end, goes the initial metadata, if there is any.
-    #[cold]
-    fn begin(&mut self) {
-        self.has_begun = true;
-        self.waiting = self.initial_metadata();
-        Context::set_begun(Begun::Items);
-    }
-
-    /// The initial metadata, if there is any that has not left.
+    /// Ready when the session has taken all frames.
     #[inline]
-    fn initial_metadata(&mut self) -> Option<OutBuf> {
-        if Context::has_initial() { self.take_initial_metadata() } else { None }
+    fn poll_frames(
+        &mut self,
+        stream: StreamRef<'_>,
+        cx: &task::Context<'_>,
+    ) -> Poll<Result<(), Reply>> {
+        while self.unsent.is_some() {
+            if let Err(why) = std::task::ready!(stream.poll_send(cx, &mut self.unsent)) {
+                self.unsent = None;
+                return Poll::Ready(Err(Reply::Status(why.into_status(self.method))));
+            }
+            self.unsent = self.second.take();
+        }
+        Poll::Ready(Ok(()))
     }
 
+    /// The method's stream is pending, and will have the task woken. Sends the initial metadata, or
+    /// else that the call was accepted.
+    fn poll_opening(
+        &mut self,
+        stream: &OwnedStreamRef,
+        is_accepted: bool,
+        cx: &task::Context<'_>,
+    ) -> Poll<Result<R, Reply>> {
+        self.unsent = initial_metadata(stream);
+        if self.unsent.is_none() && !is_accepted {
+            accept(stream);
+        }
+        self.state = State::Opening { is_accepted: true };
+        match self.poll_frames(stream.by_ref(), cx) {
+            Poll::Ready(Err(reply)) => Poll::Ready(Err(reply)),
+            Poll::Ready(Ok(())) | Poll::Pending => Poll::Pending,
+        }
+    }
+
+    /// The first item or the end is there. The initial metadata goes in front of it, if there is
+    /// any. An error as the first thing must not be taken for a refusal, so the caller learns first
+    /// that its call was accepted. Items say so themselves.
     #[cold]
-    fn take_initial_metadata(&mut self) -> Option<OutBuf> {
-        let line = self.port.line()?;
-        // Else it goes with the reply.
-        line.by_ref().with(|peer| peer.session.takes_initial_metadata()).filter(|takes| *takes)?;
-        self.is_accepted = true;
-        let metadata = Context::take_initial();
-        let mut encoded = OutBuf::new();
-        metadata.encode(&mut encoded);
-        let mut frame = OutBuf::new();
-        frame.prepend_marked(&encoded);
-        if let Some(counters) = &line.counters {
-            counters.on_initial(metadata);
+    fn begin(&mut self, stream: &OwnedStreamRef, is_accepted: bool) {
+        self.unsent = initial_metadata(stream);
+        Context::set_begun(Begun::Items);
+        if self.unsent.is_none() && !is_accepted {
+            accept(stream);
         }
-        Some(frame)
     }
 
-    /// The stream's end, behind the news that the call was accepted: an error that is its first
-    /// thing is not to be taken for a refusal.
-    fn accepted(&mut self, output: R) -> R {
-        if !self.is_accepted
-            && let Some(line) = self.port.line()
-            && let StreamId::Incoming(id) = line.id
-        {
-            let _ = line.by_ref().with(|peer| peer.session.accept(id));
-        }
-        output
+    #[inline]
+    fn encoded(&self, item: T) -> Result<OutBuf, Reply> {
+        let Port { codec, min_part_bytes, .. } = *self.port;
+        let placement = Placement { min_part_bytes, pool: Pool::Ask(copy_to_own_pool) };
+        ItemEncoder::encode(item, self.encode, codec, placement, self.method)
+            .map_err(|error| Reply::Status(unencodable_item(self.method, error)))
     }
 }
 
-#[cold]
-fn no_connection(method: &MethodDescriptor) -> Reply {
-    let text = format!("{}: a method with streams is called over a connection", method.name);
-    Reply::Status(Status::unimplemented(text))
+/// The initial metadata, if there is any that has not left. It says that the call was accepted.
+fn initial_metadata(stream: &OwnedStreamRef) -> Option<OutBuf> {
+    if !Context::has_initial() {
+        return None;
+    }
+    // A peer that does not take it gets it with the reply.
+    stream.by_ref().with(|peer| peer.session.takes_initial_metadata()).filter(|takes| *takes)?;
+    let metadata = Context::take_initial();
+    let mut encoded = OutBuf::new();
+    metadata.encode(&mut encoded);
+    let mut frame = OutBuf::new();
+    frame.prepend_marked(&encoded);
+    if let Some(counters) = &stream.counters {
+        counters.on_initial(metadata);
+    }
+    Some(frame)
 }
 
-#[cold]
-fn not_sent(method: &MethodDescriptor, why: NotTaken) -> Reply {
-    Reply::Status(why.into_status(method))
+/// Lets the caller know that its call was accepted.
+fn accept(stream: &OwnedStreamRef) {
+    if let StreamId::Incoming(id) = stream.id {
+        // The handler of a caller that is gone is stopped.
+        let _ = stream.by_ref().with(|peer| peer.session.accept(id));
+    }
 }

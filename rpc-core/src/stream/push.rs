@@ -5,41 +5,71 @@
 //!
 //! Invariants:
 //! 1. At most one item is between the body and the reader: the next `send` waits for room.
-//! 2. Every item that was sent is given before the end of the body is.
+//! 2. Every item that `send` has accepted is given before the end, whatever the end is: also before
+//!    the body's error, and before its panic goes on.
+//! 3. The end that the body returned comes when its [`Sender`] is gone too. An error comes at once,
+//!    and later sends are refused.
+//! 4. A waiting sender is woken when there is room, unless this poll of the stream polls it anyway.
 
+use std::any::Any;
+use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use futures::Stream;
-use parking_lot::Mutex;
 use pin_project_lite::pin_project;
+use rpc_transport::lock::Mutex;
 
 use super::producer::{Producer, Step};
 use crate::status::{CallError, Status};
 
+thread_local! {
+    /// The stream whose body this thread polls now: the address of its place, or 0.
+    static POLLED: Cell<usize> = const { Cell::new(0) };
+}
+
 /// The place between a body and who polls its stream.
 struct Place<T> {
     item: Option<T>,
-    /// Who waits for the place to be free. Woken where it is not the task that polls the stream.
+    /// The sender that waits for the place to be free.
     sender: Option<Waker>,
-    /// Who waits for an item.
+    /// The body polled it when it last began to wait.
+    is_sender_in_body: bool,
+    /// The reader that waits for an item, or for the sender to go.
     receiver: Option<Waker>,
-    /// The stream is gone.
+    /// The stream is gone, or has its end.
     is_closed: bool,
+    sender_end: SenderEnd,
+}
+
+/// What became of the sender.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SenderEnd {
+    None,
+    Dropped,
+    /// A panic has dropped it, so more items may have been meant to come.
+    Panicked,
 }
 
 /// Sends items of a stream: what [`stream`], [`try_stream`] and [`producer`] hand to their bodies.
+///
+/// It may be moved out of the body, for example to a task that the body spawns. The stream then
+/// continues until the `Sender` is dropped, even after the body has returned. If the task panics,
+/// so does the stream, after the items that were sent. If the task is aborted, the stream ends as
+/// if the task had dropped the `Sender`.
 pub struct Sender<T> {
     place: Arc<Mutex<Place<T>>>,
 }
 
-/// Nobody reads the stream any more.
+/// The error of [`Sender::send`] when the stream is no longer read.
 ///
-/// The body of a stream never sees this by itself, as it is dropped with the stream: only a
-/// [`Sender`] that was moved to another task does.
+/// The body of a stream never gets this error, because it is dropped with the stream. A [`Sender`]
+/// that was moved to another task does, after the stream was dropped or the body has ended with an
+/// error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("nobody reads the stream any more")]
 pub struct Stopped;
@@ -59,8 +89,9 @@ impl<E> From<Stopped> for CallError<E> {
 }
 
 impl<T> Sender<T> {
-    /// Sends an item, as soon as the one before has been taken. Dropped before it is ready, it has
-    /// sent nothing.
+    /// Sends an item as soon as the previous one has been taken. If the future is dropped before it
+    /// is ready, nothing was sent. A sent item is delivered before the end of the stream, if the
+    /// stream is read to its end.
     ///
     /// # Errors
     /// [`Stopped`].
@@ -69,14 +100,20 @@ impl<T> Sender<T> {
         std::future::poll_fn(move |cx| self.poll_send(cx, &mut item))
     }
 
+    /// Whether the body of the stream runs in this thread now: what it does is seen when it waits.
+    fn is_in_body(&self) -> bool {
+        POLLED.get() == address(&self.place)
+    }
+
     fn poll_send(&self, cx: &Context<'_>, item: &mut Option<T>) -> Poll<Result<(), Stopped>> {
+        let is_in_body = self.is_in_body();
         let mut place = self.place.lock();
         if place.is_closed {
             return Poll::Ready(Err(Stopped));
         }
         if place.item.is_none() {
             place.item = item.take();
-            let receiver = place.receiver.take();
+            let receiver = if is_in_body { None } else { place.receiver.take() };
             drop(place);
             if let Some(receiver) = receiver {
                 receiver.wake();
@@ -84,6 +121,7 @@ impl<T> Sender<T> {
             return Poll::Ready(Ok(()));
         }
         if place.sender.as_ref().is_some_and(|sender| sender.will_wake(cx.waker())) {
+            place.is_sender_in_body = is_in_body;
             return Poll::Pending;
         }
         drop(place);
@@ -94,11 +132,32 @@ impl<T> Sender<T> {
             drop(place);
             return self.poll_send(cx, item);
         }
+        place.is_sender_in_body = is_in_body;
         let earlier = place.sender.replace(waker);
         drop(place);
         drop(earlier);
         Poll::Pending
     }
+}
+
+impl<T> Drop for Sender<T> {
+    fn drop(&mut self) {
+        let is_in_body = self.is_in_body();
+        let panics = std::thread::panicking();
+        let mut place = self.place.lock();
+        place.sender_end = if panics { SenderEnd::Panicked } else { SenderEnd::Dropped };
+        let sender = place.sender.take();
+        let receiver = if is_in_body { None } else { place.receiver.take() };
+        drop(place);
+        drop(sender);
+        if let Some(receiver) = receiver {
+            receiver.wake();
+        }
+    }
+}
+
+fn address<T>(place: &Arc<Mutex<Place<T>>>) -> usize {
+    Arc::as_ptr(place).addr()
 }
 
 impl<T> fmt::Debug for Sender<T> {
@@ -109,11 +168,20 @@ impl<T> fmt::Debug for Sender<T> {
 
 pin_project! {
     /// A body that sends items, as something to poll.
-    struct Body<T, F> {
+    struct Body<T, F: Future> {
         #[pin]
         body: Option<F>,
         place: Reading<T>,
+        // How the body ended, until it is given.
+        end: Option<End<F::Output>>,
     }
+}
+
+/// How a body ended.
+enum End<R> {
+    Returned(R),
+    /// The mutex is never locked: it makes the stream `Sync`.
+    Panicked(Mutex<Box<dyn Any + Send>>),
 }
 
 /// The reader's side of the place.
@@ -124,33 +192,50 @@ impl<T> Drop for Reading<T> {
         let mut place = self.0.lock();
         place.is_closed = true;
         let (item, sender) = (place.item.take(), place.sender.take());
+        let receiver = place.receiver.take();
         drop(place);
         if let Some(sender) = sender {
             sender.wake();
         }
-        drop(item);
+        drop((item, receiver));
     }
 }
 
 impl<T> Reading<T> {
-    /// Takes the item, if there is one.
+    /// Takes the item, if there is one, while the body runs.
     fn take(&self, cx: &Context<'_>) -> Option<T> {
         let mut place = self.0.lock();
         let item = place.item.take()?;
-        let sender = place.sender.take();
+        let (sender, is_in_body) = (place.sender.take(), place.is_sender_in_body);
         drop(place);
-        // The body is polled with this waker again anyway, before the next item is given.
-        if let Some(sender) = sender.filter(|sender| !sender.will_wake(cx.waker())) {
+        // Invariant 4: the body is polled with this waker again before the next item is given.
+        let is_polled = |sender: &Waker| is_in_body && sender.will_wake(cx.waker());
+        if let Some(sender) = sender.filter(|sender| !is_polled(sender)) {
             sender.wake();
         }
         Some(item)
     }
 
-    /// Registers who waits for an item. Returns false if there is one.
-    fn wait(&self, cx: &Context<'_>) -> bool {
+    /// Takes the item, if there is one, after the body has ended; and what became of the sender.
+    /// `closes`: further items are refused.
+    fn take_last(&self, closes: bool) -> (Option<T>, SenderEnd) {
+        let mut place = self.0.lock();
+        place.is_closed |= closes;
+        let (item, end) = (place.item.take(), place.sender_end);
+        let sender = if item.is_some() || closes { place.sender.take() } else { None };
+        drop(place);
+        if let Some(sender) = sender {
+            sender.wake();
+        }
+        (item, end)
+    }
+
+    /// Registers the reader, which waits for an item; after the body has ended, also for the sender
+    /// to go. Returns false if there is no need to wait.
+    fn wait(&self, cx: &Context<'_>, has_ended: bool) -> bool {
         let waker = cx.waker().clone();
         let mut place = self.0.lock();
-        if place.item.is_some() {
+        if place.item.is_some() || has_ended && place.sender_end != SenderEnd::None {
             drop(place);
             return false;
         }
@@ -159,42 +244,87 @@ impl<T> Reading<T> {
         drop(earlier);
         true
     }
+
+    /// Polls the body.
+    fn poll<F: Future>(&self, body: Pin<&mut F>, cx: &mut Context<'_>) -> Poll<End<F::Output>> {
+        let outer = POLLED.replace(address(&self.0));
+        let polled = catch_unwind(AssertUnwindSafe(|| body.poll(cx)));
+        POLLED.set(outer);
+        match polled {
+            Ok(polled) => polled.map(End::Returned),
+            Err(panic) => Poll::Ready(End::Panicked(Mutex::new(panic))),
+        }
+    }
 }
 
 impl<T, F: Future> Body<T, F> {
     fn new(body: impl FnOnce(Sender<T>) -> F) -> Self {
-        let place = Place { item: None, sender: None, receiver: None, is_closed: false };
+        let place = Place {
+            item: None,
+            sender: None,
+            is_sender_in_body: false,
+            receiver: None,
+            is_closed: false,
+            sender_end: SenderEnd::None,
+        };
         let place = Arc::new(Mutex::new(place));
         let sender = Sender { place: Arc::clone(&place) };
-        Self { body: Some(body(sender)), place: Reading(place) }
+        Self { body: Some(body(sender)), place: Reading(place), end: None }
     }
 
-    fn poll_step(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Step<T, F::Output>> {
+    /// `is_error`: whether what the body returned ends the stream at once.
+    fn poll_step(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        is_error: impl Fn(&F::Output) -> bool,
+    ) -> Poll<Step<T, F::Output>> {
         let mut this = self.project();
-        loop {
+        while let Some(body) = this.body.as_mut().as_pin_mut() {
             if let Some(item) = this.place.take(cx) {
                 return Poll::Ready(Step::Item(item));
             }
-            let Some(body) = this.body.as_mut().as_pin_mut() else {
-                panic!("a stream was polled after its end");
+            match this.place.poll(body, cx) {
+                Poll::Ready(end) => {
+                    *this.end = Some(end);
+                    this.body.set(None);
+                }
+                Poll::Pending if this.place.wait(cx, false) => return Poll::Pending,
+                Poll::Pending => {}
+            }
+        }
+        loop {
+            let closes = match this.end {
+                Some(End::Returned(output)) => is_error(output),
+                Some(End::Panicked(_)) => true,
+                None => panic!("a stream was polled after its end"),
             };
-            if let Poll::Ready(output) = body.poll(cx) {
-                this.body.set(None);
-                return match this.place.take(cx) {
-                    // Invariant 2: `send` was ready before anybody polled again.
-                    Some(item) => Poll::Ready(Step::LastItem(item, output)),
-                    None => Poll::Ready(Step::End(output)),
-                };
+            let (item, sender) = this.place.take_last(closes);
+            if !closes && sender == SenderEnd::None {
+                match item {
+                    Some(item) => return Poll::Ready(Step::Item(item)),
+                    None if this.place.wait(cx, true) => return Poll::Pending,
+                    None => continue,
+                }
             }
-            if this.place.wait(cx) {
-                return Poll::Pending;
-            }
+            let is_clean = closes || sender != SenderEnd::Panicked;
+            return Poll::Ready(match (item, this.end.take()) {
+                (Some(item), Some(End::Returned(output))) if is_clean => {
+                    Step::LastItem(item, output)
+                }
+                (None, Some(End::Returned(output))) if is_clean => Step::End(output),
+                (Some(item), end) => {
+                    *this.end = end;
+                    Step::Item(item)
+                }
+                (None, Some(End::Panicked(panic))) => resume_unwind(panic.into_inner()),
+                (None, _) => panic!("the task that sent the items of a stream has panicked"),
+            });
         }
     }
 }
 
 pin_project! {
-    /// What [`stream`] and [`try_stream`] make.
+    /// The stream that [`try_stream`] returns, and the inner stream of [`Pushing`].
     #[must_use = "streams do nothing unless polled"]
     pub struct Pushed<T, F: Future> {
         #[pin]
@@ -212,12 +342,16 @@ impl<T, F: Future> fmt::Debug for Pushed<T, F> {
 
 impl<T, F: Future> Pushed<T, F> {
     /// The next item, or how the body ended.
-    fn poll_body(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T, F::Output>> {
+    fn poll_body<E>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T, F::Output>>
+    where
+        F: Future<Output = Result<(), E>>,
+    {
         let mut this = self.project();
         if let Some(output) = this.end.take() {
             return Poll::Ready(Err(output));
         }
-        Poll::Ready(match std::task::ready!(this.body.as_mut().poll_step(cx)) {
+        let step = this.body.as_mut().poll_step(cx, Result::is_err);
+        Poll::Ready(match std::task::ready!(step) {
             Step::Item(item) => Ok(item),
             Step::LastItem(item, output) => {
                 *this.end = Some(output);
@@ -230,8 +364,36 @@ impl<T, F: Future> Pushed<T, F> {
 
 /// A stream whose items a body of code sends.
 ///
-/// The body runs where the stream is polled, and may borrow what the stream may borrow. It is
-/// dropped with the stream: when the reader stops, while it waits for anything.
+/// The body runs whenever the stream is polled, and may borrow what the stream may borrow. It is
+/// dropped with the stream, at any `await`, when the reader stops.
+///
+/// The stream ends when the body has returned and its [`Sender`] has been dropped. If the body
+/// moves the `Sender` elsewhere, the stream continues after the body has returned:
+///
+/// ```
+/// use rpc_core::stream::{Stream, stream};
+///
+/// fn ticks() -> impl Stream<Item = u32> {
+///     stream(async |mut out| {
+///         tokio::spawn(async move {
+///             for number in 0..3 {
+///                 if out.send(number).await.is_err() {
+///                     break; // nobody reads any more
+///                 }
+///             }
+///         });
+///         Ok(())
+///     })
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// use futures::StreamExt;
+/// assert_eq!(ticks().collect::<Vec<_>>().await, [0, 1, 2]);
+/// # }
+/// ```
+///
+/// # Panics
+/// The stream panics when it is polled, after the items that were sent, if the body or a task that
+/// has the `Sender` panics.
 ///
 /// ```
 /// use rpc_core::stream::{Stream, stream};
@@ -257,7 +419,7 @@ where
 }
 
 pin_project! {
-    /// What [`stream`] makes.
+    /// The stream that [`stream`] returns.
     #[derive(Debug)]
     #[must_use = "streams do nothing unless polled"]
     pub struct Pushing<T, F: Future> {
@@ -283,10 +445,11 @@ where
     }
 }
 
-/// The same for a stream that may end with an error, which is its last item.
+/// Like [`stream`], for a stream that may end with an error, which is its last item. An error ends
+/// the stream at once, even if its [`Sender`] was moved elsewhere; later sends return [`Stopped`].
 ///
-/// For `out.send(item).await?` the error must be made from [`Stopped`]. A `Status` and a `CallError` are;
-/// an error type of your own needs `impl From<Stopped>`.
+/// For `out.send(item).await?` the error type must implement `From<Stopped>`. `Status` and
+/// `CallError` do.
 ///
 /// ```
 /// use rpc_core::Status;
@@ -338,7 +501,8 @@ where
     }
 }
 
-/// A stream of items with a value after them: the body's.
+/// A stream of items, followed by the value that the body returns. As with [`stream`], the value
+/// comes when the [`Sender`] has been dropped, too.
 ///
 /// ```
 /// use rpc_core::stream::{Producer, producer};
@@ -360,15 +524,15 @@ pub fn producer<T, F: Future>(body: impl FnOnce(Sender<T>) -> F) -> Produced<T, 
 }
 
 pin_project! {
-    /// What [`producer`] makes.
+    /// The stream that [`producer`] returns.
     #[must_use = "producers do nothing unless polled"]
-    pub struct Produced<T, F> {
+    pub struct Produced<T, F: Future> {
         #[pin]
         body: Body<T, F>,
     }
 }
 
-impl<T, F> fmt::Debug for Produced<T, F> {
+impl<T, F: Future> fmt::Debug for Produced<T, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Produced")
     }
@@ -379,7 +543,8 @@ impl<T, F: Future> Producer for Produced<T, F> {
     type Output = F::Output;
 
     fn poll_step(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Step<T, F::Output>> {
-        self.project().body.poll_step(cx)
+        // What is an error among values of any type, nobody knows here.
+        self.project().body.poll_step(cx, |_| false)
     }
 }
 
@@ -419,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn an_item_that_was_sent_last_comes_before_the_end() {
+    fn the_last_item_comes_before_the_end() {
         let last = producer(async |mut out: Sender<u8>| {
             out.send(1).await.unwrap();
             "end"
@@ -430,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_woken_for_items_of_the_same_task() {
+    fn items_of_the_same_task_wake_nobody() {
         let wakes = Arc::new(Wakes::default());
         let waker = Waker::from(Arc::clone(&wakes));
         let mut cx = Context::from_waker(&waker);
@@ -466,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_in_another_task_is_told_when_the_stream_is_gone() {
+    fn a_sender_notices_the_dropped_stream() {
         let (kept, taken) = std::sync::mpsc::channel();
         let mut waiting = Box::pin(stream(async move |out: Sender<u32>| {
             kept.send(out).unwrap();
@@ -487,5 +652,113 @@ mod tests {
         drop(waiting);
         assert_eq!(other.0.load(Ordering::SeqCst), 1);
         assert_eq!(second.as_mut().poll(&mut other_cx), Poll::Ready(Err(Stopped)));
+    }
+
+    /// A stream whose body has given its sender away and has ended as `end` says, or waits for
+    /// ever.
+    #[allow(clippy::type_complexity, reason = "a stream and its sender")]
+    fn given_away(
+        end: Option<Result<(), Status>>,
+    ) -> (Pin<Box<dyn Stream<Item = Result<u32, Status>>>>, Sender<u32>) {
+        let (kept, taken) = std::sync::mpsc::channel();
+        let mut items = Box::pin(try_stream(async move |out: Sender<u32>| {
+            kept.send(out).unwrap();
+            match end {
+                Some(Ok(())) => Ok(()),
+                Some(Err(_)) => {
+                    // It ends when it is polled again.
+                    let mut is_first = true;
+                    std::future::poll_fn(|_| match std::mem::take(&mut is_first) {
+                        true => Poll::Pending,
+                        false => Poll::Ready(()),
+                    })
+                    .await;
+                    Err(Status::aborted("the body failed"))
+                }
+                None => std::future::pending().await,
+            }
+        }));
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(items.as_mut().poll_next(&mut cx).is_pending());
+        (items, taken.recv().unwrap())
+    }
+
+    #[test]
+    fn a_sender_outside_of_the_body_is_woken() {
+        let (mut items, mut out) = given_away(None);
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(Arc::clone(&wakes));
+        let mut cx = Context::from_waker(&waker);
+        assert_eq!(block_on(out.send(1)), Ok(()));
+        // The task that reads sends too, but not in the body.
+        let mut second = Box::pin(out.send(2));
+        assert!(second.as_mut().poll(&mut cx).is_pending());
+        assert_eq!(items.as_mut().poll_next(&mut cx), Poll::Ready(Some(Ok(1))));
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1, "there is room for the second");
+        assert_eq!(second.as_mut().poll(&mut cx), Poll::Ready(Ok(())));
+    }
+
+    #[test]
+    fn the_stream_lasts_until_its_sender_drops() {
+        let (mut items, mut out) = given_away(Some(Ok(())));
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(Arc::clone(&wakes));
+        let mut cx = Context::from_waker(&waker);
+        assert!(items.as_mut().poll_next(&mut cx).is_pending());
+        assert_eq!(block_on(out.send(1)), Ok(()));
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1, "an item is there");
+        assert_eq!(items.as_mut().poll_next(&mut cx), Poll::Ready(Some(Ok(1))));
+        assert_eq!(block_on(out.send(2)), Ok(()));
+        drop(out);
+        assert_eq!(items.as_mut().poll_next(&mut cx), Poll::Ready(Some(Ok(2))));
+        assert_eq!(items.as_mut().poll_next(&mut cx), Poll::Ready(None));
+    }
+
+    #[test]
+    fn the_reader_is_woken_when_the_sender_goes() {
+        let (mut items, out) = given_away(Some(Ok(())));
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(Arc::clone(&wakes));
+        let mut cx = Context::from_waker(&waker);
+        assert!(items.as_mut().poll_next(&mut cx).is_pending());
+        drop(out);
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
+        assert_eq!(items.as_mut().poll_next(&mut cx), Poll::Ready(None));
+    }
+
+    #[test]
+    fn an_error_refuses_items_of_senders_elsewhere() {
+        let (mut items, mut out) = given_away(Some(Err(Status::aborted(""))));
+        assert_eq!(block_on(out.send(1)), Ok(()));
+        assert_eq!(block_on(items.next()), Some(Ok(1)));
+        let end = block_on(items.next());
+        assert_eq!(end, Some(Err(Status::aborted("the body failed"))));
+        assert_eq!(block_on(out.send(2)), Err(Stopped), "nobody would get it");
+        assert_eq!(block_on(items.next()), None);
+    }
+
+    #[test]
+    fn a_panic_comes_behind_the_last_item() {
+        let mut items = Box::pin(stream(async |mut out| {
+            out.send(1).await?;
+            panic!("on purpose");
+        }));
+        assert_eq!(block_on(items.next()), Some(1));
+        let panic = catch_unwind(AssertUnwindSafe(|| block_on(items.next())));
+        let panic = panic.expect_err("the body has panicked");
+        assert_eq!(panic.downcast_ref(), Some(&"on purpose"));
+    }
+
+    #[test]
+    fn a_senders_panic_is_no_end() {
+        let (mut items, mut out) = given_away(Some(Ok(())));
+        let thread = std::thread::spawn(move || {
+            block_on(out.send(1)).unwrap();
+            panic!("on purpose");
+        });
+        assert!(thread.join().is_err());
+        assert_eq!(block_on(items.next()), Some(Ok(1)));
+        let panic = catch_unwind(AssertUnwindSafe(|| block_on(items.next())));
+        assert!(panic.is_err(), "more items may have been meant to come: {panic:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! Reading a stream.
 //!
-//! Owns the reader's side of both directions: items are taken from the session, decoded, and the end
-//! is told apart from its kinds.
+//! Owns the reader's side of both directions: items are taken from the session and decoded, and
+//! the kinds of an end are distinguished.
 //!
 //! Invariants:
 //! 1. Items that have arrived are given before any end.
@@ -14,32 +14,35 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use futures::Stream;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::message::received::Message;
 
 use super::call::ResultsCall;
 use super::end::StreamEnd;
 use super::item::Decode;
-use super::line::Line;
 use super::producer::{Producer, Step};
+use super::stream_ref::OwnedStreamRef;
 use super::upload::{NoUpload, Pump};
 use crate::bulk::{Bulk, PieceReader};
 use crate::codec::Codec;
 use crate::metadata::Metadata;
-use crate::service::{MethodDescriptor, ReplyParts};
+use crate::method::MethodDescriptor;
+use crate::reply::ReplyParts;
 use crate::session::{self, ReadItem};
 use crate::status::{Code, Status};
 
-/// A stream that is read: the items that the other end sends, in their order.
+/// The items that the other end sends, in order.
 ///
-/// As the last argument of a method it is what the server gets; from a call of a method that returns
-/// `impl Stream` it is what the client gets. It is a [`Stream`] of `Result<T, E>`, and has methods
-/// of its own for the common steps. After an error there is nothing more.
+/// A server gets it as the last argument of a method, a client from a call of a method that returns
+/// `impl Stream`. It is a [`Stream`] of `Result<T, E>`, and has methods for the common steps. An
+/// error is the last item.
 ///
 /// `R` is the value after the items, for methods that return a
 /// [`Producer`](crate::stream::Producer). `E` is [`Status`], or
 /// [`CallError<E>`](crate::CallError) where the stream may end with the method's own error.
 ///
-/// Dropping it stops the other end: its source is dropped at once. A client's also cancels the call.
+/// Dropping it stops the sender, whose source is dropped at once; at a client it also cancels the
+/// call.
 #[must_use = "a stream that is dropped is stopped"]
 pub struct Streaming<T, R = (), E = Status, U = NoUpload> {
     side: Side<R, E, U>,
@@ -57,7 +60,7 @@ enum Side<R, E, U> {
     Results(Box<Results<R, E, U>>),
     /// A server reads arguments.
     /// `None`: the request did not come over a connection, so there are none.
-    Arguments(Option<Line>),
+    Arguments(Option<OwnedStreamRef>),
 }
 
 struct Results<R, E, U, C: ?Sized = dyn ResultsCall> {
@@ -79,12 +82,12 @@ struct Results<R, E, U, C: ?Sized = dyn ResultsCall> {
 impl<T> Streaming<T> {
     /// A stream of arguments.
     pub(crate) fn of_arguments(
-        line: Option<Line>,
+        stream: Option<OwnedStreamRef>,
         codec: Codec,
         method: &'static MethodDescriptor,
         decode: Decode<T>,
     ) -> Self {
-        let side = Side::Arguments(line);
+        let side = Side::Arguments(stream);
         Self { side, codec, method, decode, end: None, output: Some(()) }
     }
 }
@@ -119,8 +122,8 @@ impl<T, R, E, U> Streaming<T, R, E, U> {
     }
 
     /// The metadata that came with the end of a stream of results
-    /// ([`Context::set_reply_metadata`](crate::Context::set_reply_metadata)), once the end has been
-    /// read: behind the last item, and with an error.
+    /// ([`Context::set_reply_metadata`](crate::Context::set_reply_metadata)). Empty until the end,
+    /// or an error, has been read.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         match &self.side {
@@ -140,10 +143,11 @@ enum Read<R, E> {
 }
 
 impl<T, R, E: From<Status>, U: Pump> Streaming<T, R, E, U> {
-    /// The next item; `None` after the last. Dropped before it is ready, it has taken nothing.
+    /// The next item; `None` after the last. If the future is dropped before it is ready, no item
+    /// is lost.
     ///
     /// # Errors
-    /// Why the stream ended before its end. After that there is `None`.
+    /// The error that ended the stream. After that it returns `None`.
     #[allow(clippy::should_implement_trait, reason = "the name that users of streams expect")]
     pub fn next(&mut self) -> impl Future<Output = Option<Result<T, E>>> + use<'_, T, R, E, U> {
         poll_fn(|cx| self.poll_item(cx))
@@ -151,8 +155,8 @@ impl<T, R, E: From<Status>, U: Pump> Streaming<T, R, E, U> {
 
     /// The metadata that the server has sent before the first item
     /// ([`Context::set_initial_metadata`](crate::Context::set_initial_metadata)); empty if it sent
-    /// none. Waits until it, the first item or the end has come, and takes nothing of the items. Of
-    /// arguments it is empty.
+    /// none. Waits until the metadata, the first item or the end has arrived, and takes no item.
+    /// For a stream of arguments it is empty.
     pub async fn initial_metadata(&mut self) -> &Metadata {
         poll_fn(|cx| match &mut self.side {
             Side::Results(results) if self.end.is_none() && !results.has_begun => {
@@ -175,12 +179,12 @@ impl<T, R, E: From<Status>, U: Pump> Streaming<T, R, E, U> {
         self.next().await.transpose()
     }
 
-    /// Reads on to the end, and gives the value after the items: `()`, unless the method returns a
-    /// [`Producer`](crate::stream::Producer). Items that were not read are dropped.
+    /// Reads to the end, dropping the items, and returns the value after them: `()`, unless the
+    /// method returns a [`Producer`](crate::stream::Producer).
     ///
     /// # Errors
-    /// Why the stream ended before its end. Where that was told before:
-    /// [`FailedPrecondition`](Code::FailedPrecondition).
+    /// The error that ended the stream, or [`FailedPrecondition`](Code::FailedPrecondition) if that
+    /// error was already returned.
     pub async fn finish(mut self) -> Result<R, E> {
         while self.try_next().await?.is_some() {}
         self.take_output()
@@ -191,7 +195,7 @@ impl<T, R, E: From<Status>, U: Pump> Streaming<T, R, E, U> {
         let name = self.method.name;
         let output = self.output.take().filter(|_| self.end == Some(StreamEnd::Finished));
         output.ok_or_else(|| {
-            Status::failed_precondition(format!("{name}: the stream had failed before")).into()
+            Status::failed_precondition(format!("{name}: the stream has already failed")).into()
         })
     }
 
@@ -202,7 +206,7 @@ impl<T, R, E: From<Status>, U: Pump> Streaming<T, R, E, U> {
         let step = std::task::ready!(tokio::task::coop::poll_proceed(cx));
         let read = std::task::ready!(match &mut self.side {
             Side::Results(results) => results.poll_read(cx),
-            Side::Arguments(line) => poll_arguments(line, self.method, cx),
+            Side::Arguments(stream) => poll_arguments(stream, self.method, cx),
         });
         step.made_progress();
         Poll::Ready(match read {
@@ -229,8 +233,9 @@ impl<T, R, E: From<Status>, U: Pump> Streaming<T, R, E, U> {
 }
 
 impl<R, E, U> Streaming<Bulk, R, E, U> {
-    /// Reads the pieces as one string of bytes, as [`read_pieces`](crate::bulk::read_pieces) or
-    /// [`BulkReader::into_pieces`](crate::BulkReader::into_pieces) have made them of one.
+    /// Reads the pieces as one string of bytes: the reverse of
+    /// [`read_pieces`](crate::bulk::read_pieces) and
+    /// [`BulkReader::into_pieces`](crate::bulk::BulkReader::into_pieces).
     #[must_use]
     pub fn into_reader(self) -> PieceReader<Self> {
         PieceReader::new(self)
@@ -244,10 +249,10 @@ impl<T, R, E, U> Streaming<T, R, E, U> {
         self.end = Some(StreamEnd::Stopped);
         match &mut self.side {
             Side::Results(results) => results.call.cancel(),
-            Side::Arguments(line) => {
-                let Some(line) = line else { return };
-                let id = line.id;
-                line.by_ref().with(|peer| peer.session.stop(id, Code::Cancelled.number()));
+            Side::Arguments(stream) => {
+                let Some(stream) = stream else { return };
+                let id = stream.id;
+                stream.by_ref().with(|peer| peer.session.stop(id, Code::Cancelled.number()));
             }
         }
     }
@@ -288,7 +293,7 @@ impl<R, E: From<Status>, U: Pump> Results<R, E, U> {
                     }
                     Err(error) => {
                         let name = self.call.method().name;
-                        let text = format!("{name}: in the initial metadata, {error}");
+                        let text = format!("{name}: bad initial metadata: {error}");
                         self.call.cancel();
                         Some(Read::Failed(StreamEnd::Stopped, Status::internal(text).into()))
                     }
@@ -305,8 +310,8 @@ impl<R, E: From<Status>, U: Pump> Results<R, E, U> {
             // Pending or not: items may have arrived.
             let _ = self.upload.poll_pump(cx, &pumped);
         }
-        if let Some(line) = self.call.line()
-            && let Some(ReadItem::Item(message)) = std::task::ready!(line.poll_item(cx))
+        if let Some(stream) = self.call.stream()
+            && let Some(ReadItem::Item(message)) = std::task::ready!(stream.poll_item(cx))
         {
             if let Some(counters) = self.call.item_counters()
                 && message.marked().is_empty()
@@ -327,15 +332,15 @@ impl<R, E: From<Status>, U: Pump> Results<R, E, U> {
 }
 
 fn poll_arguments<R, E: From<Status>>(
-    line: &Option<Line>,
+    stream: &Option<OwnedStreamRef>,
     method: &'static MethodDescriptor,
     cx: &mut Context<'_>,
 ) -> Poll<Read<R, E>> {
-    let Some(line) = line else { return Poll::Ready(Read::Finished(None)) };
-    let read = std::task::ready!(line.by_ref().poll_item(cx));
+    let Some(stream) = stream else { return Poll::Ready(Read::Finished(None)) };
+    let read = std::task::ready!(stream.by_ref().poll_item(cx));
     let end = match read {
         Some(ReadItem::Item(message)) => {
-            if let Some(counters) = &line.counters {
+            if let Some(counters) = &stream.counters {
                 counters.on_received(message.len() as u64 + message.tail_bytes());
             }
             return Poll::Ready(Read::Item(message));
@@ -344,12 +349,16 @@ fn poll_arguments<R, E: From<Status>>(
         Some(ReadItem::Pending) | None => session::StreamEnd::ConnectionLost,
     };
     let name = method.name;
+    if let Some(cause @ CloseCause::Forked) = stream.shard.close_cause(stream.key) {
+        let status = Status::failed_precondition(format!("{name}: {cause}"));
+        return Poll::Ready(Read::Failed(StreamEnd::Disconnected, status.into()));
+    }
     let (end, status) = match end {
         session::StreamEnd::Clean => return Poll::Ready(Read::Finished(None)),
         session::StreamEnd::Reset(code) => {
             let code = Code::from_number(code).filter(|code| *code != Code::Ok);
             let code = code.unwrap_or(Code::Unknown);
-            let text = format!("{name}: the client gave up its stream");
+            let text = format!("{name}: the client abandoned its stream");
             (StreamEnd::Reset(code), Status::new(code, text))
         }
         session::StreamEnd::Gone => {

@@ -1,7 +1,7 @@
 //! Sending a client's stream of arguments.
 //!
-//! Owns the source from the call until its end: its items are encoded and sent whenever the call, or
-//! the stream of its results, is polled. Nothing is spawned.
+//! Owns the source from the call until its end: its items are encoded and sent whenever the call,
+//! or the stream of its results, is polled. Nothing is spawned.
 //!
 //! Invariants:
 //! 1. A source is dropped as soon as nobody reads it: when the server has stopped reading, or the
@@ -18,10 +18,11 @@ use rpc_transport::message::outgoing::OutBuf;
 
 use super::item::{Encode, IntoItem, ItemEncoder};
 use super::item_counts::ItemCounters;
-use super::line::{LineRef, NotTaken};
+use super::stream_ref::StreamRef;
 use crate::codec::{Codec, Placement};
+use crate::endpoint::item::NotTaken;
+use crate::reply::coding::unencodable_item;
 use crate::service::MethodDescriptor;
-use crate::service::coding::unencodable_item;
 use crate::session::StreamId;
 use crate::status::{Code, Status};
 
@@ -45,7 +46,7 @@ pub(crate) mod sealed {
 pub struct PumpedCall<'a> {
     pub(crate) codec: Codec,
     pub(crate) placement: Placement<'a>,
-    pub(crate) line: LineRef<'a>,
+    pub(crate) stream: StreamRef<'a>,
     pub(crate) method: &'static MethodDescriptor,
     pub(crate) counters: Option<&'a ItemCounters>,
 }
@@ -101,20 +102,8 @@ impl<S, T> Upload<S, T> {
 
 #[cold]
 fn reset(call: &PumpedCall<'_>, code: Code) {
-    let StreamId::Call(id) = call.line.id else { return };
-    call.line.with(|peer| peer.session.reset(id, code.number()));
-}
-
-impl<S, T> Upload<S, T>
-where
-    S: Stream,
-    S::Item: IntoItem<T>,
-{
-    /// The source's next item.
-    fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T, Status>>> {
-        let Some(source) = &mut self.source else { return Poll::Ready(None) };
-        source.as_mut().poll_next(cx).map(|item| item.map(IntoItem::into_item))
-    }
+    let StreamId::Call(id) = call.stream.id else { return };
+    call.stream.with(|peer| peer.session.reset(id, code.number()));
 }
 
 impl<S, T> sealed::Sealed for Upload<S, T> {}
@@ -127,7 +116,7 @@ where
     fn poll_pump(&mut self, cx: &mut Context<'_>, call: &PumpedCall<'_>) -> Poll<()> {
         while self.source.is_some() {
             if self.waiting.is_some()
-                && let Err(why) = std::task::ready!(call.line.poll_send(cx, &mut self.waiting))
+                && let Err(why) = std::task::ready!(call.stream.poll_send(cx, &mut self.waiting))
             {
                 self.waiting = None;
                 match why {
@@ -138,17 +127,20 @@ where
                 break;
             }
             let step = std::task::ready!(tokio::task::coop::poll_proceed(cx));
-            let Poll::Ready(item) = self.poll_source(cx) else {
-                if call.line.watch(cx) {
+            let Some(source) = &mut self.source else { break };
+            let Poll::Ready(item) = source.as_mut().poll_next(cx) else {
+                if call.stream.watch(cx) {
                     return Poll::Pending;
                 }
                 self.source = None;
                 break;
             };
             step.made_progress();
-            match item {
+            match item.map(IntoItem::into_item) {
                 Some(Ok(item)) => {
-                    match ItemEncoder::encode(item, self.encode, call.codec, call.placement) {
+                    let method = call.method;
+                    match ItemEncoder::encode(item, self.encode, call.codec, call.placement, method)
+                    {
                         Ok(frame) => {
                             if let Some(counters) = call.counters {
                                 counters.on_sent(frame.total_len());
@@ -163,8 +155,8 @@ where
                 Some(Err(status)) => self.fail(call, status),
                 None => {
                     self.source = None;
-                    if let StreamId::Call(id) = call.line.id {
-                        call.line.with(|peer| peer.session.finish(id));
+                    if let StreamId::Call(id) = call.stream.id {
+                        call.stream.with(|peer| peer.session.finish(id));
                     }
                 }
             }

@@ -1,17 +1,17 @@
-//! How a frame can break the format.
+//! Violations of the frame format.
 //!
-//! Owns one variant per rule; who receives one closes the connection with it.
+//! Owns one variant per rule; the receiver closes the connection with it.
 
 use super::Kind;
 
-/// Which rule of the format a peer's frame breaks.
+/// The rule of the format that a peer's frame breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
     /// Shorter than the header.
     #[error("a frame of {0} bytes is shorter than the session header")]
     HeaderTruncated(usize),
-    /// No such kind.
+    /// An unknown kind.
     #[error("unknown frame kind {0}")]
     UnknownKind(u8),
     /// A flag that this kind does not have.
@@ -19,7 +19,7 @@ pub enum WireError {
     UnknownFlags {
         /// The frame's kind.
         kind: Kind,
-        /// The flags that it has no meaning for.
+        /// The unknown flags.
         flags: u8,
     },
     /// The reserved byte, or a field that this kind does not use, is not zero.
@@ -44,28 +44,28 @@ pub enum WireError {
     #[error("the parts block is cut short")]
     PartsTruncated,
     /// More parts than a message may have.
-    #[error("{0} parts, the most is {max}", max = super::MAX_PARTS)]
+    #[error("{0} parts, at most {max} are allowed", max = super::MAX_PARTS)]
     TooManyParts(u16),
     /// A part without bytes.
     #[error("an empty part")]
     EmptyPart,
-    /// A part that belongs before the one listed before it.
-    #[error("the parts are not in the order of their places")]
+    /// A part listed after one that follows it in the body.
+    #[error("the parts are not in order")]
     PartsOutOfOrder,
-    /// A part that belongs behind the end of the body.
-    #[error("a part belongs at {at} of a body of {body_bytes} bytes")]
+    /// A part with a place beyond the end of the body.
+    #[error("a part at offset {at} lies outside a body of {body_bytes} bytes")]
     PartBeyondBody {
         /// Its place.
         at: u32,
         /// Length of the body without its parts.
         body_bytes: usize,
     },
-    /// The parts are not the message's tail.
+    /// The parts do not add up to the message's tail.
     #[error("parts of {total} bytes in a tail of {tail_bytes}")]
     TailMismatch {
-        /// What the parts take together.
+        /// Total length of the parts, bytes.
         total: u64,
-        /// What the tail has.
+        /// Length of the tail, bytes.
         tail_bytes: u64,
     },
     /// A tail on a frame that has no parts.
@@ -85,36 +85,39 @@ pub enum WireError {
         /// The code.
         code: u8,
     },
-    /// A deadline that restarts but is not there or has no stream to restart it, or a call with
-    /// streams that cannot be cancelled.
+    /// A restarting deadline without a deadline or a stream, or a call with streams that cannot be
+    /// cancelled.
     #[error("request flags {0:#04x} contradict each other")]
     RequestFlagsConflict(u8),
-    /// Metadata that is an item of arguments, or has parts.
+    /// Initial metadata on the stream of arguments, or with parts.
     #[error("item flags {0:#04x} contradict each other")]
     ItemFlagsConflict(u8),
     /// Initial metadata longer than [`MAX_METADATA_BYTES`](super::MAX_METADATA_BYTES).
-    #[error("initial metadata of {0} bytes, of which there are {max} at most", max = super::MAX_METADATA_BYTES)]
+    #[error("initial metadata of {0} bytes, at most {max} are allowed", max = super::MAX_METADATA_BYTES)]
     MetadataTooLong(usize),
     /// A frame about streams is shorter than its fields.
     #[error("a frame of kind {0:?} is cut short")]
     StreamFrameTruncated(Kind),
     /// A grant of nothing.
-    #[error("a grant of neither items nor bytes")]
+    #[error("a grant of no items and no bytes")]
     EmptyGrant,
     /// A status text that is not UTF-8.
-    #[error("a status text is not utf-8")]
+    #[error("a status text is not UTF-8")]
     StatusTextNotUtf8,
     /// Bytes after a frame that has no body.
     #[error("{count} bytes after a frame of kind {kind:?}")]
     TrailingBytes {
         /// The frame's kind.
         kind: Kind,
-        /// How many.
+        /// Their number.
         count: usize,
     },
     /// The hello's body is cut short.
     #[error("the hello is cut short")]
     HelloTruncated,
+    /// The credentials in a hello are too long.
+    #[error("credentials of {0} bytes exceed {max}", max = super::MAX_CREDENTIALS_BYTES)]
+    CredentialsTooLong(usize),
     /// The hello's lowest version is above its highest.
     #[error("the hello's version range {min}..={max} is empty")]
     HelloVersionRange {

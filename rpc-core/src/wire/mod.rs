@@ -1,7 +1,7 @@
 //! The session's bytes: a 16-byte header, optional blocks behind flags, then the body.
 //!
-//! Owns encoding and parsing of every session frame (what they say is in `types`); `docs/wire-format.md` has the tables. What a
-//! frame means for a call is decided in `session`.
+//! Owns encoding and parsing of every session frame (their contents are in `types`);
+//! `docs/wire-format.md` has the tables. The effect of a frame on a call is decided in `session`.
 //!
 //! Invariants:
 //! 1. All integers are little-endian; blocks follow the header in the order of their flag bits.
@@ -9,8 +9,8 @@
 //! 3. Unknown kinds, unknown flags and non-zero reserved fields are refused, each with its own
 //!    [`WireError`]: an extension needs a feature bit that both hellos carried. Only a hello may
 //!    be longer than in this version.
-//! 4. Generation 0 names no call.
-//! 5. Every frame but a hello has one encoding: encoding what [`parse`] accepted gives the same
+//! 4. Generation 0 identifies no call.
+//! 5. Every frame except a hello has one encoding: encoding the result of [`parse`] yields the same
 //!    bytes.
 
 mod error;
@@ -38,20 +38,24 @@ pub const HEADER_BYTES: usize = 16;
 pub const HELLO_BODY_BYTES: usize = 16;
 /// Size of the stream window that follows in a hello with the feature, bytes.
 const STREAM_WINDOW_BYTES: usize = 8;
-/// Feature bit of a hello: its sender speaks streams, and its stream window follows.
+/// Feature bit of a hello: its sender supports streams, and its stream window follows.
 pub const FEATURE_STREAMS: u64 = 1;
-/// Feature bit of a hello: its sender understands metadata in responses.
+/// Feature bit of a hello: its sender supports metadata in responses.
 pub const FEATURE_REPLY_METADATA: u64 = 2;
-/// Feature bit of a hello: its sender understands metadata in front of the items of results.
+/// Feature bit of a hello: its sender supports metadata in front of the items of results.
 pub const FEATURE_INITIAL_METADATA: u64 = 4;
+/// Feature bit of a hello: its sender says who it is, in credentials that follow.
+pub const FEATURE_CREDENTIALS: u64 = 8;
+/// Longest credentials, bytes.
+pub const MAX_CREDENTIALS_BYTES: usize = 8192;
 /// Longest metadata block, bytes.
 pub const MAX_METADATA_BYTES: usize = u16::MAX as usize;
-/// Most parts of one message. Further byte strings stay in the body.
+/// Maximum number of parts of a message. Further byte strings stay in the body.
 pub const MAX_PARTS: u16 = 4096;
-/// The session version that this code speaks, and the only one.
+/// The only session version that this code supports.
 pub const VERSION: u16 = 1;
 
-/// The numbers of the status codes that the session itself answers with (gRPC's numbers).
+/// The status codes that the session itself uses (gRPC's numbers).
 pub mod code {
     /// The call was cancelled.
     pub const CANCELLED: u8 = 1;
@@ -59,7 +63,7 @@ pub mod code {
     pub const DEADLINE_EXCEEDED: u8 = 4;
     /// More calls in flight than were announced.
     pub const RESOURCE_EXHAUSTED: u8 = 8;
-    /// The signature was never checked: the call carries none, and none was accepted before.
+    /// The signature was not checked: the call carries none, and none was accepted before.
     pub const FAILED_PRECONDITION: u8 = 9;
     /// The handler ended without a reply.
     pub const INTERNAL: u8 = 13;
@@ -76,7 +80,7 @@ mod request_flag {
     pub(super) const ARGUMENTS: u8 = 0x20;
     pub(super) const RESULTS: u8 = 0x40;
     pub(super) const IDLE: u8 = 0x80;
-    /// Of calls with streams, which nobody may be told to finish without their caller.
+    /// Flags of calls with streams, which cannot be `no_cancel`.
     pub(super) const STREAMS: u8 = ARGUMENTS | RESULTS | IDLE;
 }
 
@@ -107,9 +111,8 @@ pub fn parse(bytes: &[u8]) -> Result<(Frame, usize), WireError> {
     parse_with_tail(bytes, 0)
 }
 
-/// Reads the head of a frame with a tail of `tail_bytes`. Returns it with the number of bytes that
-/// it takes: what follows is metadata, PARTS block and body of a request, PARTS block and body of a
-/// response.
+/// Reads the head of a frame with a tail of `tail_bytes`. Returns it with its length: after it
+/// follow metadata, PARTS block and body of a request, or PARTS block and body of a response.
 ///
 /// # Errors
 /// The first rule that the frame breaks.
@@ -131,7 +134,13 @@ pub fn parse_with_tail(bytes: &[u8], tail_bytes: u64) -> Result<(Frame, usize), 
         Kind::Cancel => parse_bare(&header, rest).map(|id| (Frame::Cancel(id), HEADER_BYTES)),
         Kind::Cancelled => parse_bare(&header, rest).map(|id| (Frame::Cancelled(id), HEADER_BYTES)),
         Kind::Hello => parse_hello(&header, rest),
-        Kind::GoAway => parse_go_away(&header, rest),
+        Kind::GoAway => {
+            header.check_flags(go_away_flag::DRAINED)?;
+            header.check_unused(header.names_nothing())?;
+            check_no_body(header.kind, rest)?;
+            let drained = header.flags & go_away_flag::DRAINED != 0;
+            Ok((Frame::GoAway { drained }, HEADER_BYTES))
+        }
         Kind::StreamData => stream::parse_item(&header, rest, tail_bytes),
         Kind::StreamHalfClose
         | Kind::StreamReset
@@ -292,7 +301,7 @@ fn parse_response(
     tail_bytes: u64,
 ) -> Result<(Frame, usize), WireError> {
     let (flags, code) = (header.flags, header.codec_or_status);
-    // The number of items takes the place of the method, and is there only if it is not 0.
+    // The number of items is in the field of the method, and is present only if it is not 0.
     header.check_unused((flags & response_flag::ITEMS != 0) == (header.method != 0))?;
     let id = header.call()?;
     let signature_accepted = flags & response_flag::ACCEPTED != 0;
@@ -366,20 +375,12 @@ fn parse_reply_metadata(rest: &mut &[u8], taken: &mut usize) -> Result<u16, Wire
     Ok(len)
 }
 
-/// Cancel and cancelled frames: a header that names a call, and nothing else.
+/// Cancel and cancelled frames: only a header with the id of a call.
 fn parse_bare(header: &Header, rest: &[u8]) -> Result<WireId, WireError> {
     header.check_flags(0)?;
     header.check_unused(header.method == 0 && header.codec_or_status == 0)?;
     check_no_body(header.kind, rest)?;
     header.call()
-}
-
-fn parse_go_away(header: &Header, rest: &[u8]) -> Result<(Frame, usize), WireError> {
-    header.check_flags(go_away_flag::DRAINED)?;
-    header.check_unused(header.names_nothing())?;
-    check_no_body(header.kind, rest)?;
-    let drained = header.flags & go_away_flag::DRAINED != 0;
-    Ok((Frame::GoAway { drained }, HEADER_BYTES))
 }
 
 fn parse_hello(header: &Header, rest: &[u8]) -> Result<(Frame, usize), WireError> {
@@ -406,6 +407,32 @@ fn parse_hello(header: &Header, rest: &[u8]) -> Result<(Frame, usize), WireError
     }
     // A longer hello comes from a later version: the extra bytes are ignored (invariant 3).
     Ok((Frame::Hello(hello), HEADER_BYTES + rest.len()))
+}
+
+/// The credentials of a hello, whose whole frame this is; `None` if it has none.
+///
+/// # Errors
+/// They are cut short, or too long.
+pub fn credentials<'a>(hello: &Hello, frame: &'a [u8]) -> Result<Option<&'a [u8]>, WireError> {
+    if hello.features & FEATURE_CREDENTIALS == 0 {
+        return Ok(None);
+    }
+    let window = if hello.stream_window.is_some() { STREAM_WINDOW_BYTES } else { 0 };
+    let rest = frame.get(HEADER_BYTES + HELLO_BODY_BYTES + window..).unwrap_or_default();
+    let (len, rest) = rest.split_first_chunk().ok_or(WireError::HelloTruncated)?;
+    let len = usize::from(u16::from_le_bytes(*len));
+    if len > MAX_CREDENTIALS_BYTES {
+        return Err(WireError::CredentialsTooLong(len));
+    }
+    rest.get(..len).map(Some).ok_or(WireError::HelloTruncated)
+}
+
+/// Appends credentials to a hello that has the bit; those that are too long are cut.
+pub fn append_credentials(hello: &mut OutBuf, credentials: &[u8]) {
+    let credentials = &credentials[..credentials.len().min(MAX_CREDENTIALS_BYTES)];
+    let len = u16::try_from(credentials.len()).unwrap_or(u16::MAX);
+    hello.extend_from_slice(&len.to_le_bytes());
+    hello.extend_from_slice(credentials);
 }
 
 fn check_no_body(kind: Kind, rest: &[u8]) -> Result<(), WireError> {
@@ -438,9 +465,9 @@ fn header(
     [kind, flags, codec_or_status, 0, m0, m1, m2, m3, s0, s1, s2, s3, g0, g1, g2, g3]
 }
 
-/// Puts the METADATA block in front of a request's PARTS block and body. Comes before
-/// [`prepend_request`], which must then be told so. The caller has checked [`MAX_METADATA_BYTES`];
-/// what is beyond is cut.
+/// Puts the METADATA block in front of a request's PARTS block and body. To be called before
+/// [`prepend_request`], with the matching flag there. The caller has checked
+/// [`MAX_METADATA_BYTES`]; bytes beyond it are cut off.
 pub fn prepend_metadata(body: &mut OutBuf, metadata: &[u8]) {
     let len = u16::try_from(metadata.len()).unwrap_or(u16::MAX);
     body.prepend(&metadata[..usize::from(len)]);

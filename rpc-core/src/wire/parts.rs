@@ -1,13 +1,13 @@
-//! The PARTS block: which bytes of a body travel in the message's tail.
+//! The PARTS block: the places in a body of the bytes that are sent in the message's tail.
 //!
 //! Byte strings may be taken out of a body and sent beside it, as the message's tail, which is how
-//! large payloads are sent (`rpc-transport`). The block says where in the body each belongs. With
-//! the parts put back, the body is exactly what the codec alone gives, so a receiver need not know
-//! what the sender chose.
+//! large payloads are sent (`rpc-transport`). The block has the place of each in the body. With the
+//! parts put back, the body is exactly the output of the codec, so a receiver need not know the
+//! sender's choice.
 //!
 //! Invariants:
-//! 1. `check` has seen every block that [`Parts::split`] reads: parts are not empty, stand in the
-//!    order of their places, lie within the body, and together are the whole tail.
+//! 1. `check` has seen every block that [`Parts::split`] reads: parts are not empty, are in order,
+//!    lie within the body, and together are the whole tail.
 //! 2. The block costs nothing on messages without a tail.
 
 use rpc_transport::message::outgoing::OutBuf;
@@ -19,17 +19,18 @@ const ENTRY_BYTES: usize = 12;
 /// Size of the count in front of the entries, bytes.
 const COUNT_BYTES: usize = 2;
 
-/// One byte string that travels in the tail.
+/// One byte string in the tail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// Where in the body, as it is sent, the bytes belong.
+    /// The place of the bytes in the body as sent.
     pub at: u32,
     /// Length, bytes.
     pub len: u64,
 }
 
-/// Puts the PARTS block in front of a body; comes before
-/// [`prepend_metadata`](super::prepend_metadata). More than [`MAX_PARTS`] are a bug of the caller.
+/// Puts the PARTS block in front of a body; to be called before
+/// [`prepend_metadata`](super::prepend_metadata). More than [`MAX_PARTS`] parts are a bug of the
+/// caller.
 pub fn prepend_parts(body: &mut OutBuf, parts: impl DoubleEndedIterator<Item = Part>) {
     let mut count: u16 = 0;
     for Part { at, len } in parts.rev() {
@@ -90,8 +91,8 @@ pub struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// Splits bytes that start with a PARTS block into the block and the body behind it. If there
-    /// is no complete block, all of it is body.
+    /// Splits bytes that start with a PARTS block into the block and the body after it. Without a
+    /// complete block, all of it is body.
     #[must_use]
     pub fn split(bytes: &'a [u8]) -> (Self, &'a [u8]) {
         let count = bytes.first_chunk().map_or(0, |count| usize::from(u16::from_le_bytes(*count)));
@@ -100,20 +101,20 @@ impl<'a> Parts<'a> {
         (Self { table }, body)
     }
 
-    /// How many.
+    /// The number of parts.
     #[must_use]
     pub fn count(&self) -> usize {
         self.table.len() / ENTRY_BYTES
     }
 
-    /// One of them.
+    /// The part at `index`.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<Part> {
         let start = index.checked_mul(ENTRY_BYTES)?;
         self.table.get(start..start.checked_add(ENTRY_BYTES)?).map(part)
     }
 
-    /// All of them, in the order of their places.
+    /// All parts, in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = Part> + use<'a> {
         self.table.chunks_exact(ENTRY_BYTES).map(part)
     }

@@ -1,7 +1,7 @@
 //! Fast path for plain frames: headers without flags.
 //!
-//! Owns no rule: a frame read here gives the same as [`parse`](super::parse), and every other frame
-//! is left to it.
+//! Owns no rule: for the frames that it reads, the result is that of [`parse`](super::parse), to
+//! which all other frames are left.
 
 use super::{CallStreams, HEADER_BYTES, Kind, ReplyKind, RequestHead, ResponseHead, WireId};
 
@@ -24,7 +24,7 @@ impl Words {
         Some(Self { low, id: WireId { slot: id as u32, generation: (id >> 32) as u32 } })
     }
 
-    /// The head of a response, if it is plain.
+    /// The head of a plain response; `None` for others.
     #[inline]
     pub(crate) fn response(self) -> Option<ResponseHead> {
         let plain = self.low == Kind::Response as u64 && self.id.generation != 0;
@@ -39,10 +39,10 @@ impl Words {
         })
     }
 
-    /// The head of a request, if it is plain.
+    /// The head of a plain request; `None` for others.
     #[inline]
     pub(crate) fn request(self) -> Option<RequestHead> {
-        /// Kind, flags, and what is reserved.
+        /// Kind, flags and reserved bits.
         const FIXED: u64 = u64::from_le_bytes([0xff, 0xff, 0, 0xff, 0, 0, 0, 0]);
         let [_, _, codec, _, m0, m1, m2, m3] = self.low.to_le_bytes();
         let plain = self.low & FIXED == Kind::Request as u64 && self.id.generation != 0;
@@ -59,16 +59,16 @@ impl Words {
     }
 }
 
-/// Reads a response that carries a result and no flags, as nearly all do. Gives the same as
-/// [`parse`](super::parse) at less cost. The body starts behind the header.
+/// Reads a response with a result and no flags, the common case. Returns the same as
+/// [`parse`](super::parse) at less cost. The body follows the header.
 #[inline]
 #[must_use]
 pub fn plain_response(bytes: &[u8]) -> Option<ResponseHead> {
     Words::of(bytes)?.response()
 }
 
-/// Reads a request without flags, and so without blocks. Gives the same as
-/// [`parse`](super::parse) at less cost. The body starts behind the header.
+/// Reads a request without flags, and so without blocks. Returns the same as
+/// [`parse`](super::parse) at less cost. The body follows the header.
 #[inline]
 #[must_use]
 pub fn plain_request(bytes: &[u8]) -> Option<RequestHead> {

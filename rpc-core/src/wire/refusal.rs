@@ -1,5 +1,5 @@
 //! Marks in the details of a status: for calls that a server refuses before any user code has run,
-//! and for those that may be tried again at a time.
+//! and for those with a pushback.
 //!
 //! The server sets a mark; the client then adds its own side (signature, method name) to the text.
 
@@ -9,6 +9,6 @@ pub(crate) const SIGNATURES_DIFFER: &[u8] = b"signature";
 /// Marks an unknown method; only the client knows its name.
 pub(crate) const UNKNOWN_METHOD: &[u8] = b"method";
 
-/// In front of the details of a retryable status: when to come back. A u64 follows, milliseconds,
-/// little-endian, and then the details.
+/// Marks the pushback of a retryable status: followed by the delay before a retry, a little-endian
+/// u64 in milliseconds, and then the details.
 pub(crate) const RETRY_AFTER: &[u8; 8] = b"retry-ms";

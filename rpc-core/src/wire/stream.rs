@@ -1,8 +1,9 @@
-//! Frames of streams: items, and what both ends say about them.
+//! Frames of streams: items, and the frames that control them.
 //!
 //! Invariants:
-//! 1. RESULTS says which of a call's streams is meant, so the frame's sender needs no other mark.
-//! 2. All frames but items are as long as their fields.
+//! 1. The flag RESULTS selects one of a call's two streams, so the frame's sender needs no other
+//!    mark.
+//! 2. All frames except items are exactly as long as their fields.
 
 use rpc_transport::message::outgoing::OutBuf;
 
@@ -13,11 +14,11 @@ use super::{
 };
 
 mod flag {
-    /// The stream of results is meant, not that of arguments.
+    /// The frame concerns the stream of results, not that of arguments.
     pub(super) const RESULTS: u8 = 0x01;
-    /// Of opened: the callee has accepted the call.
+    /// In an opened frame: the callee has accepted the call.
     pub(super) const ACCEPTED: u8 = 0x01;
-    /// Of an item of results: it is the initial metadata.
+    /// In an item of results: it is the initial metadata.
     pub(super) const METADATA: u8 = 0x04;
 }
 
@@ -67,7 +68,7 @@ pub(super) fn parse_control(header: &Header, mut rest: &[u8]) -> Result<(Frame, 
     let mut taken = HEADER_BYTES;
     let id = header.call()?;
     let results = header.flags & flag::RESULTS != 0;
-    // Which flags there are; whether the byte and the number may be other than 0.
+    // The allowed flags; whether the byte and the number may be other than 0.
     let (flags, has_code, has_number) = match kind {
         Kind::StreamHalfClose => (0, false, true),
         Kind::StreamReset => (0, true, false),
@@ -98,7 +99,7 @@ pub(super) fn parse_control(header: &Header, mut rest: &[u8]) -> Result<(Frame, 
     Ok((frame, taken))
 }
 
-/// Checks a request that has flags of streams.
+/// Checks a request with flags of streams.
 #[cold]
 pub(super) fn check_request(header: &Header) -> Result<(), WireError> {
     let flags = header.flags;
@@ -148,7 +149,7 @@ pub fn prepend_item(body: &mut OutBuf, head: &ItemHead) {
     body.prepend(&header(Kind::StreamData, flags, 0, head.number, head.id));
 }
 
-/// The end of a stream of arguments, of so many items.
+/// The end of a stream of arguments, with its number of items.
 #[must_use]
 pub fn half_close(id: WireId, items: u32) -> OutBuf {
     bare(header(Kind::StreamHalfClose, 0, 0, items, id))
@@ -170,14 +171,14 @@ pub fn credit(id: WireId, results: bool, items: u32, bytes: u64) -> OutBuf {
     frame
 }
 
-/// The request is here; or the call is accepted.
+/// The request has arrived, or the call is accepted.
 #[must_use]
 pub fn opened(id: WireId, accepted: bool) -> OutBuf {
     let flags = if accepted { flag::ACCEPTED } else { 0 };
     bare(header(Kind::StreamOpened, flags, 0, 0, id))
 }
 
-/// No item of the stream is taken any more.
+/// No more items of the stream are accepted.
 #[must_use]
 pub fn stop(id: WireId, results: bool, code: u8) -> OutBuf {
     let flags = if results { flag::RESULTS } else { 0 };

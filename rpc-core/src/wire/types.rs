@@ -1,4 +1,4 @@
-//! What frames say, once they are understood.
+//! The contents of parsed frames.
 
 /// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,13 +20,13 @@ pub enum Kind {
     StreamHalfClose = 7,
     /// The caller's items end abnormally.
     StreamReset = 8,
-    /// The receiver of a stream takes more items.
+    /// The receiver of a stream accepts more items.
     StreamCredit = 9,
-    /// The sender takes no new calls; or, as an answer, has none left.
+    /// The sender accepts no new calls; or, as an answer, has none left.
     GoAway = 10,
-    /// The callee has the request of a call with streams, or has accepted the call.
+    /// The callee has received the request of a call with streams, or has accepted the call.
     StreamOpened = 11,
-    /// The receiver of a stream takes no items any more.
+    /// The receiver of a stream accepts no more items.
     StreamStop = 12,
 }
 
@@ -50,12 +50,12 @@ impl Kind {
     }
 }
 
-/// Names a call on the wire. The caller chooses both numbers.
+/// Identifies a call on the wire. The caller chooses both numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WireId {
     /// Index below the callee's announced limit; reused once the call's proof has arrived.
     pub slot: u32,
-    /// Differs from the slot's call before; never 0.
+    /// Differs from that of the slot's previous call; never 0.
     pub generation: u32,
 }
 
@@ -63,24 +63,25 @@ impl WireId {
     pub(super) const NONE: Self = Self { slot: 0, generation: 0 };
 }
 
-/// A hello's content.
+/// The contents of a hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
-    /// Lowest session version that the sender speaks.
+    /// Lowest session version that the sender supports.
     pub min_version: u16,
-    /// Highest session version that the sender speaks.
+    /// Highest session version that the sender supports.
     pub max_version: u16,
-    /// Calls that the sender takes at once; slots of its peer are below this.
+    /// Maximum number of concurrent calls that the sender accepts; slots of its peer are below
+    /// this.
     pub max_calls: u32,
-    /// Feature bits that the sender offers; what both offer is used. [`FEATURE_STREAMS`](super::FEATURE_STREAMS) is here
-    /// exactly if there is a stream window.
+    /// Feature bits that the sender offers; those that both ends offer are used.
+    /// [`FEATURE_STREAMS`](super::FEATURE_STREAMS) is set if and only if there is a stream window.
     pub features: u64,
-    /// What the sender takes of every stream before it has granted more.
+    /// The initial window of every stream that the sender receives.
     pub stream_window: Option<StreamWindow>,
 }
 
-/// How much of a stream its receiver takes: one item may be sent whenever `items` and `bytes` are
-/// both above 0, however long it is.
+/// The window of a stream: an item of any length may be sent while `items` and `bytes` are both
+/// above 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamWindow {
     /// Items.
@@ -89,19 +90,19 @@ pub struct StreamWindow {
     pub bytes: u32,
 }
 
-/// Which streams a call has.
+/// The streams of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CallStreams {
     /// From the caller to the callee.
     pub arguments: bool,
     /// From the callee to the caller.
     pub results: bool,
-    /// The deadline is a period that starts anew with each item, of either direction.
+    /// The deadline is a period that restarts with each item, of either direction.
     pub idle_deadline: bool,
 }
 
 impl CallStreams {
-    /// Those of a unary call.
+    /// A unary call: no streams.
     pub const NONE: Self = Self { arguments: false, results: false, idle_deadline: false };
 
     /// Whether there is a stream.
@@ -112,28 +113,28 @@ impl CallStreams {
     }
 }
 
-/// A request's head: everything but metadata and body.
+/// The head of a request: everything except metadata and body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestHead {
     /// The call.
     pub id: WireId,
     /// Hash of "Service.method".
     pub method: u32,
-    /// Codec of the body, and of the answer's.
+    /// Codec of the request's body and of the response's.
     pub codec: u8,
-    /// The handler runs to its end even if the caller goes away.
+    /// The handler runs to its end even if the caller is gone.
     pub no_cancel: bool,
-    /// Time left when the frame was made, µs; 0 has expired.
+    /// Time left when the frame was created, µs; 0: expired.
     pub remaining_micros: Option<u64>,
     /// Signature hash of the method, until the callee has accepted it.
     pub signature: Option<u64>,
-    /// The body starts with a PARTS block: some of it is in the message's tail.
+    /// The body starts with a PARTS block: part of it is in the message's tail.
     pub has_parts: bool,
     /// The call's streams.
     pub streams: CallStreams,
 }
 
-/// What a response carries in its body.
+/// The kind of a response's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyKind {
     /// The method's result.
@@ -144,29 +145,29 @@ pub enum ReplyKind {
     Status {
         /// 1 to 16.
         code: u8,
-        /// The callee says that trying again can help: the handler did not run, or says so.
+        /// A retry can help: the handler did not run, or says so.
         retryable: bool,
         /// Length of the details in front of the text, bytes.
         details_bytes: u32,
     },
 }
 
-/// A response's head.
+/// The head of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResponseHead {
     /// The call.
     pub id: WireId,
-    /// What the body is.
+    /// The kind of the body.
     pub kind: ReplyKind,
-    /// The callee has accepted the method's signature: later calls may leave it out.
+    /// The callee has accepted the method's signature: later calls may omit it.
     pub signature_accepted: bool,
-    /// The body starts with a PARTS block: some of it is in the message's tail.
+    /// The body starts with a PARTS block: part of it is in the message's tail.
     pub has_parts: bool,
-    /// Items of the results' stream that were sent, modulo 2^32.
+    /// Number of items sent on the stream of results, modulo 2^32.
     pub items: u32,
-    /// The stream of results did not come to its own end.
+    /// The stream of results ended abnormally.
     pub is_reset: bool,
-    /// Length of the metadata that stands in front of the body, bytes.
+    /// Length of the metadata in front of the body, bytes.
     pub metadata_bytes: u16,
 }
 
@@ -179,7 +180,7 @@ pub enum Frame {
     Request {
         /// The head.
         head: RequestHead,
-        /// Length of the metadata that stands in front of the body, bytes.
+        /// Length of the metadata in front of the body, bytes.
         metadata_bytes: usize,
     },
     /// [`Kind::Response`].
@@ -190,7 +191,7 @@ pub enum Frame {
     Cancelled(WireId),
     /// [`Kind::GoAway`]; `drained` on the answer.
     GoAway {
-        /// The sender has no calls left towards the receiver and starts none.
+        /// The sender has no calls to the receiver left and starts no new ones.
         drained: bool,
     },
     /// [`Kind::StreamData`].
@@ -213,32 +214,32 @@ pub enum Frame {
     Credit {
         /// The call.
         id: WireId,
-        /// Of the results, else of the arguments.
+        /// The stream of results; otherwise that of arguments.
         results: bool,
-        /// Items more.
+        /// Additional items.
         items: u32,
-        /// Bytes more.
+        /// Additional bytes.
         bytes: u64,
     },
     /// [`Kind::StreamOpened`].
     Opened {
         /// The call.
         id: WireId,
-        /// The callee has accepted the call; otherwise the request has just arrived.
+        /// The callee has accepted the call; otherwise it has only received the request.
         accepted: bool,
     },
     /// [`Kind::StreamStop`].
     Stop {
         /// The call.
         id: WireId,
-        /// Of the results, else of the arguments.
+        /// The stream of results; otherwise that of arguments.
         results: bool,
         /// A status code, 0 to 16.
         code: u8,
     },
 }
 
-/// The fixed header of a frame whose remaining bytes were dropped.
+/// The fixed header of a long frame whose other bytes were dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Beginning {
     /// A request; its blocks are unknown.
@@ -249,17 +250,17 @@ pub enum Beginning {
     Item(ItemHead),
 }
 
-/// An item's head.
+/// The head of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ItemHead {
     /// The call.
     pub id: WireId,
-    /// An item of the results, else of the arguments.
+    /// An item of the results; otherwise of the arguments.
     pub results: bool,
-    /// Items of a stream count from 0, modulo 2^32.
+    /// The number of the item in its stream, from 0, modulo 2^32.
     pub number: u32,
-    /// The body starts with a PARTS block: some of it is in the message's tail.
+    /// The body starts with a PARTS block: part of it is in the message's tail.
     pub has_parts: bool,
-    /// Of results: it is no item of the method's, but the initial metadata.
+    /// Results only: it is not an item of the method, but the initial metadata.
     pub is_metadata: bool,
 }

@@ -23,7 +23,7 @@ pub(crate) fn take(end: &mut End, frame: &[u8]) -> Result<(), SessionError> {
     end.on_message(Message::copied(frame), Instant::now, &mut too_late)
 }
 
-/// Every frame that an end has to send.
+/// All frames that an end wants to send.
 pub(crate) fn frames(end: &mut End) -> Vec<Vec<u8>> {
     std::iter::from_fn(|| end.poll_transmit(Instant::now)).map(|sent| sent.frame.to_vec()).collect()
 }
@@ -32,7 +32,7 @@ pub(crate) fn parsed(end: &mut End) -> Vec<Frame> {
     frames(end).iter().map(|frame| wire::parse(frame).expect("well-formed").0).collect()
 }
 
-/// Carries every frame that `from` has to `to`; says how many.
+/// Carries all frames from `from` to `to`; returns their number.
 pub(crate) fn carry(from: &mut End, to: &mut End) -> usize {
     let frames = frames(from);
     for frame in &frames {

@@ -1,4 +1,4 @@
-//! Bodies that a session gives up come out, to be dropped by others.
+//! Bodies that a session gives up are returned, to be dropped by the caller.
 
 use super::*;
 
@@ -9,8 +9,8 @@ fn with_tail() -> OutBuf {
     out
 }
 
-/// Runs a step as under the lock of a shard, where debug builds panic when a body with a tail is
-/// dropped. Gives the bodies that came out.
+/// Runs a step as if under the lock of a shard, where debug builds panic if a body with a tail is
+/// dropped. Returns the bodies given up.
 fn discarded(end: &mut End, step: impl FnOnce(&mut End)) -> usize {
     {
         let _holds = HoldsShard::begin();
@@ -20,9 +20,9 @@ fn discarded(end: &mut End, step: impl FnOnce(&mut End)) -> usize {
     events.filter(|event| matches!(event, Event::Discard(_))).count()
 }
 
-/// Requests that waited for a slot, or for nothing but to be polled, were dropped in the session.
+/// Regression: requests that waited for a slot, or to be polled, were dropped in the session.
 #[test]
-fn a_request_that_is_not_sent_comes_out_to_be_dropped() {
+fn an_unsent_request_is_returned_for_dropping() {
     let began = Instant::now();
     let waits = |end: &mut End| {
         let deadline = Some(Deadline { at: began + MILLISECOND, now: began });
@@ -36,7 +36,8 @@ fn a_request_that_is_not_sent_comes_out_to_be_dropped() {
     assert_eq!(discarded(&mut client, |end| end.on_timeout(later, &mut too_late)), 1);
     waits(&mut client);
     assert_eq!(discarded(&mut client, |end| assert!(end.poll_transmit(|| later).is_none())), 1);
-    // What another connection may take is kept for whoever waits, and comes out if it is not taken.
+    // Bodies that another connection may take are kept for the waiting call, and returned if not
+    // taken.
     let end_of = |end: &mut End, id| assert!(end.take_outcome(id).is_some());
     let ends: [fn(&mut End); 2] = [
         |end| take(end, &wire::go_away(false)).expect("legal"),
@@ -62,9 +63,9 @@ fn a_request_that_is_not_sent_comes_out_to_be_dropped() {
     }
 }
 
-/// Replies whose caller was gone, or whose connection was, were dropped in the session.
+/// Regression: replies whose caller or connection was gone were dropped in the session.
 #[test]
-fn a_reply_that_is_not_sent_comes_out_to_be_dropped() {
+fn an_unsent_reply_is_returned_for_dropping() {
     let arrived = || {
         let (mut client, mut server) = pair();
         let id = start(&mut client);

@@ -1,5 +1,5 @@
-//! Two sessions, every frame carried by hand: what a call does on the wire, limit by limit and
-//! rule by rule.
+//! Two sessions with every frame carried by hand: calls on the wire, limit by limit and rule by
+//! rule.
 
 #[path = "../by_hand/mod.rs"]
 mod by_hand;
@@ -15,7 +15,7 @@ use rpc_core::session::{
     ReplyKind, Revoked, Role, SessionLimits, StartCall, StartError,
 };
 use rpc_core::wire::{self, Frame, Hello, code};
-use rpc_transport::connect::error::CloseCause;
+use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::part::OutPart;
 use rpc_transport::message::received::Message;
@@ -85,7 +85,7 @@ fn why_not(end: &mut End, call: StartCall<'_>) -> StartError {
 }
 
 #[test]
-fn a_call_is_answered_and_its_slot_comes_home() {
+fn an_answered_call_frees_its_slot() {
     let (mut client, mut server) = pair();
     let id = client.start(call(7), body("ping"), Some(42)).expect("started");
     assert_eq!(carry(&mut client, &mut server), 1);
@@ -102,7 +102,7 @@ fn a_call_is_answered_and_its_slot_comes_home() {
 }
 
 #[test]
-fn whoever_waits_is_handed_back_never_dropped() {
+fn waiters_are_returned_never_dropped() {
     let (mut client, mut server) = pair();
     let id = start(&mut client);
     assert_eq!(client.set_waiter(id, 1), None);
@@ -136,7 +136,7 @@ fn both_ends_call_at_once() {
 }
 
 #[test]
-fn the_signature_travels_until_a_reply_says_that_it_was_accepted() {
+fn the_signature_is_sent_until_accepted() {
     let (mut client, mut server) = pair();
     let mut round = |accept: bool, method: u32| {
         client.start(call(method), body("ping"), None).expect("started");
@@ -158,11 +158,11 @@ fn the_signature_travels_until_a_reply_says_that_it_was_accepted() {
 }
 
 #[test]
-fn a_call_without_its_signature_is_refused_until_it_was_accepted() {
+fn an_unsigned_call_is_refused_before_acceptance() {
     let (mut client, mut server) = pair();
     let id = start(&mut client);
     let frame = frames(&mut client).remove(0);
-    // The same request, without the block and its flag.
+    // The request, without the block and its flag.
     let unsigned = [&[frame[0], 0][..], &frame[2..16], &frame[24..]].concat();
     take(&mut server, &unsigned).expect("refused, but no error");
     assert!(server.poll_event().is_none());
@@ -194,7 +194,7 @@ fn with_metadata(text: &str) -> OutBuf {
 }
 
 #[test]
-fn metadata_of_a_reply_stands_in_front_of_its_body() {
+fn reply_metadata_precedes_the_body() {
     let (mut client, mut server) = pair();
     let id = start(&mut client);
     carry(&mut client, &mut server);
@@ -208,7 +208,7 @@ fn metadata_of_a_reply_stands_in_front_of_its_body() {
 }
 
 #[test]
-fn a_peer_of_an_earlier_version_gets_no_metadata_of_replies() {
+fn an_older_peer_gets_no_reply_metadata() {
     let mut client = End::new(Role::Client, SessionLimits::default());
     let mut server = End::new(Role::Server, SessionLimits::default());
     let id = start(&mut client);
@@ -244,7 +244,7 @@ fn metadata_stands_beside_the_body() {
 }
 
 #[test]
-fn calls_before_the_hello_are_bounded_and_wait_for_it() {
+fn calls_wait_for_the_hello_within_bounds() {
     let mut client = End::new(Role::Client, SessionLimits::default());
     let few = SessionLimits { max_incoming_calls: 70, ..SessionLimits::default() };
     let mut server = End::new(Role::Server, few);
@@ -272,7 +272,7 @@ fn calls_before_the_hello_are_bounded_and_wait_for_it() {
 }
 
 #[test]
-fn calls_before_the_hello_are_never_refused_for_their_number() {
+fn calls_before_the_hello_are_not_refused() {
     let one = SessionLimits { max_incoming_calls: 1, ..SessionLimits::default() };
     let mut client = End::new(Role::Client, SessionLimits::default());
     let mut server = End::new(Role::Server, one);
@@ -288,7 +288,7 @@ fn calls_before_the_hello_are_never_refused_for_their_number() {
 }
 
 #[test]
-fn a_call_to_an_end_that_takes_none_is_answered_and_the_session_lives() {
+fn an_end_without_services_refuses_calls() {
     let none = SessionLimits { max_incoming_calls: 0, ..SessionLimits::default() };
     let mut client = End::new(Role::Client, SessionLimits::default());
     let mut server = End::new(Role::Server, none);
@@ -332,7 +332,7 @@ fn the_table_of_calls_is_bounded() {
 }
 
 #[test]
-fn calls_above_the_callers_own_limit_wait_in_line_or_are_refused() {
+fn calls_above_the_callers_limit_wait() {
     let two = SessionLimits { max_outgoing_calls: 2, ..SessionLimits::default() };
     let (mut client, mut server) = pair_of(two, SessionLimits::default());
     let refuse = StartCall { when_full: WhenFull::Refuse, ..call(7) };
@@ -344,7 +344,7 @@ fn calls_above_the_callers_own_limit_wait_in_line_or_are_refused() {
     let incoming = [request(&mut server).id, request(&mut server).id];
     assert!(server.poll_event().is_none(), "two in flight");
     assert_eq!(why_not(&mut client, refuse), StartError::Full(2));
-    // One that is dropped leaves its place in the line to the next.
+    // A dropped call leaves its place in the queue to the next.
     client.cancel(third, &mut too_late);
     let reply = |server: &mut End, id| server.reply(id, Answer::Ok(body("pong"))).expect("running");
     reply(&mut server, incoming[0]);
@@ -359,7 +359,7 @@ fn calls_above_the_callers_own_limit_wait_in_line_or_are_refused() {
     carry(&mut server, &mut client);
     assert!(client.take_outcome(second).is_some() && client.take_outcome(fourth).is_some());
     client.start(refuse, body("ping"), None).expect("there is room");
-    // A slot in quarantine is a call that the server still runs.
+    // A slot in quarantine counts as a call that the server still runs.
     let last = start(&mut client);
     carry(&mut client, &mut server);
     client.cancel(last, &mut too_late);
@@ -367,7 +367,7 @@ fn calls_above_the_callers_own_limit_wait_in_line_or_are_refused() {
 }
 
 #[test]
-fn whether_a_call_may_leave_at_once_is_the_callers_limit_until_the_hello_says_the_peers() {
+fn the_callers_limit_holds_until_the_hello() {
     let mut client = End::new(Role::Client, SessionLimits::default());
     let refuse = StartCall { when_full: WhenFull::Refuse, ..call(7) };
     for _ in 0..5 {
@@ -384,7 +384,7 @@ fn whether_a_call_may_leave_at_once_is_the_callers_limit_until_the_hello_says_th
 }
 
 #[test]
-fn dropping_a_call_stops_its_handler_and_the_proof_waits_for_its_end() {
+fn dropping_a_call_stops_its_handler() {
     let (mut client, mut server) = pair();
     let id = start(&mut client);
     carry(&mut client, &mut server);
@@ -401,7 +401,7 @@ fn dropping_a_call_stops_its_handler_and_the_proof_waits_for_its_end() {
 }
 
 #[test]
-fn a_request_cancelled_before_anybody_took_it_never_runs() {
+fn a_request_cancelled_early_never_runs() {
     let (mut client, mut server) = pair();
     let id = start(&mut client);
     carry(&mut client, &mut server);
@@ -413,7 +413,7 @@ fn a_request_cancelled_before_anybody_took_it_never_runs() {
 }
 
 #[test]
-fn a_dropped_call_that_the_link_still_has_is_taken_back() {
+fn a_dropped_unsent_call_is_taken_back() {
     let (mut client, mut server) = pair();
     let id = start(&mut client);
     let sent = client.poll_transmit(Instant::now).expect("a request");
@@ -427,7 +427,7 @@ fn a_dropped_call_that_the_link_still_has_is_taken_back() {
 }
 
 #[test]
-fn a_dropped_call_that_was_never_polled_leaves_no_trace() {
+fn a_dropped_unpolled_call_leaves_no_trace() {
     let (mut client, mut server) = pair();
     let ids: Vec<CallId> = (0..200).map(|_| start(&mut client)).collect();
     let mut nothing_to_revoke = |_: u64| -> Revoked { panic!("nothing is with the link") };
@@ -439,7 +439,7 @@ fn a_dropped_call_that_was_never_polled_leaves_no_trace() {
 }
 
 #[test]
-fn a_cancelled_answer_that_still_waits_is_taken_back() {
+fn a_cancelled_waiting_answer_is_taken_back() {
     for (revoked, expected) in [(Revoked::Whole, 1), (Revoked::TooLate, 0)] {
         let (mut client, mut server) = pair();
         let id = start(&mut client);
@@ -456,7 +456,7 @@ fn a_cancelled_answer_that_still_waits_is_taken_back() {
 }
 
 #[test]
-fn an_uncancellable_call_runs_and_is_answered_though_nobody_waits() {
+fn an_abandoned_uncancellable_call_is_still_answered() {
     let (mut client, mut server) = pair();
     let keep = StartCall { no_cancel: true, ..call(7) };
     let sent = client.start(keep, body("sent"), None).expect("started");
@@ -482,7 +482,7 @@ fn start_timed(end: &mut End, now: Instant, timeout: Duration) -> CallId {
 }
 
 #[test]
-fn a_deadline_travels_as_the_time_that_is_left() {
+fn a_deadline_is_sent_as_time_left() {
     let (mut client, mut server) = pair();
     let now = Instant::now();
     start_timed(&mut client, now, 10 * MILLISECOND);
@@ -499,7 +499,7 @@ fn a_deadline_travels_as_the_time_that_is_left() {
 }
 
 #[test]
-fn a_passed_deadline_ends_the_call_and_stops_the_handler() {
+fn a_passed_deadline_stops_call_and_handler() {
     let (mut client, mut server) = pair();
     let now = Instant::now();
     let id = start_timed(&mut client, now, MILLISECOND);
@@ -538,7 +538,7 @@ fn an_expired_request_never_runs() {
 }
 
 #[test]
-fn a_deadline_that_passes_before_sending_keeps_the_request_home() {
+fn a_late_deadline_keeps_the_request_unsent() {
     let (mut client, _) = pair();
     let now = Instant::now();
     let id = start_timed(&mut client, now, MILLISECOND);

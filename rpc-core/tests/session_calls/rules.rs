@@ -45,7 +45,7 @@ fn error(end: &mut End, frame: &[u8]) -> SessionError {
 }
 
 #[test]
-fn each_rule_of_a_hello_has_its_own_error() {
+fn each_hello_rule_has_its_error() {
     let mut server = End::new(Role::Server, SessionLimits::default());
     let first = request_frame(wire_id(0, 1), false);
     assert_eq!(error(&mut server, &first), SessionError::HelloMissing);
@@ -59,7 +59,33 @@ fn each_rule_of_a_hello_has_its_own_error() {
 }
 
 #[test]
-fn each_rule_of_a_caller_has_its_own_error() {
+fn a_held_hello_lets_nothing_in() {
+    let (mut client, mut server) =
+        [Role::Client, Role::Server].map(|role| End::new(role, SessionLimits::default())).into();
+    client.present(b"tok");
+    server.hold_hello();
+    let sent = frames(&mut client);
+    take(&mut server, &sent[0]).expect("a correct peer");
+    let Some(Event::Hello(credentials)) = server.poll_event() else { panic!("no hello") };
+    assert_eq!(credentials.as_deref(), Some(&b"tok"[..]));
+    assert!(server.poll_transmit(Instant::now).is_none());
+    let early = request_frame(wire_id(0, 1), false);
+    assert_eq!(error(&mut server, &early), SessionError::NotAdmitted);
+    assert_eq!(error(&mut server, &sent[0]), SessionError::HelloTwice);
+    server.admit();
+    carry(&mut server, &mut client);
+    assert!(matches!(client.poll_event(), Some(Event::Hello(None))));
+    let id = start(&mut client);
+    carry(&mut client, &mut server);
+    let incoming = request(&mut server).id;
+    server.reply(incoming, Answer::Ok(body("pong"))).expect("the caller waits");
+    carry(&mut server, &mut client);
+    assert_eq!(reply(&mut client, id).0, ReplyKind::Ok);
+    assert_eq!(error(&mut server, &sent[0]), SessionError::HelloTwice);
+}
+
+#[test]
+fn each_caller_rule_has_its_error() {
     let (_, mut server) = pair();
     let id = wire_id(3, 9);
     let out = request_frame(wire_id(1024, 1), false);
@@ -80,7 +106,7 @@ fn each_rule_of_a_caller_has_its_own_error() {
 }
 
 #[test]
-fn each_rule_of_a_callee_has_its_own_error() {
+fn each_callee_rule_has_its_error() {
     let (mut client, _) = pair();
     let id = wire_id(0, 1);
     let stray = response_frame(id);
@@ -97,7 +123,7 @@ fn each_rule_of_a_callee_has_its_own_error() {
 }
 
 #[test]
-fn each_rule_of_a_shutdown_has_its_own_error() {
+fn each_shutdown_rule_has_its_error() {
     let (_, mut server) = pair();
     assert_eq!(error(&mut server, &wire::go_away(true)), SessionError::DrainedUnasked);
     take(&mut server, &request_frame(wire_id(0, 1), false)).expect("correct");
@@ -115,7 +141,7 @@ fn each_rule_of_a_shutdown_has_its_own_error() {
 
 /// The attack that is known as rapid reset: it must not gather handlers without a bound.
 #[test]
-fn requests_cancelled_at_once_hold_their_slots_until_their_handlers_end() {
+fn cancelled_requests_hold_slots_until_handlers_end() {
     let (_, mut server) = pair();
     take(&mut server, &request_frame(wire_id(0, 1), false)).expect("correct");
     let running = request(&mut server).id;

@@ -1,5 +1,5 @@
-//! Memory that users hand in is dropped where its destructor may do anything: call on the same channel,
-//! or panic. Each test is one place where a body ends; all of them run over every software device.
+//! User memory is dropped where its destructor may do anything: call on the same channel, or panic.
+//! Each test covers one place where a body ends; all run over every software device.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 mod world;
@@ -11,7 +11,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::time::Duration;
 
-use rpc_core::{Channel, CloseCause, LinkConfig, PollMode};
+use rpc_core::transport::CloseCause;
+use rpc_core::{Channel, LinkConfig, PollMode};
 
 use world::*;
 
@@ -22,7 +23,7 @@ fn a_request_that_was_sent() {
             let (data, gone) = world.argument(len);
             let sent = world.near().block_on(async { world.client.put(data).await });
             assert_eq!(sent, Ok(len as u64), "{}", world.name);
-            // Whatever is kept for the device leaves with what is sent next.
+            // Messages held back for the device leave with the next one.
             while gone.0.try_recv().is_err() {
                 world.check();
             }
@@ -32,7 +33,7 @@ fn a_request_that_was_sent() {
 }
 
 #[test]
-fn a_request_that_is_given_up_while_it_waits_in_the_link() {
+fn a_request_dropped_in_the_link() {
     everywhere(Options::default, |world| {
         let stalled = world.stall();
         let (first, first_gone) = world.argument(LARGE);
@@ -40,7 +41,7 @@ fn a_request_that_is_given_up_while_it_waits_in_the_link() {
         let (first, second) = (world.client.put(first).start(), world.client.put(second).start());
         drop(second);
         second_gone.wait(&world.name);
-        // Of this one a part was sent.
+        // Part of this one was sent.
         drop(first);
         world.go.send(()).unwrap();
         first_gone.wait(&world.name);
@@ -71,7 +72,7 @@ fn one_call() -> Options {
 }
 
 #[test]
-fn a_request_that_is_given_up_before_it_has_a_slot() {
+fn a_request_dropped_before_its_slot() {
     everywhere(one_call, |world| {
         let waits = world.client.wait().start();
         expect(&world.begun, &world.name);
@@ -84,7 +85,7 @@ fn a_request_that_is_given_up_before_it_has_a_slot() {
 }
 
 #[test]
-fn a_request_whose_deadline_passes_before_it_has_a_slot() {
+fn a_deadline_before_the_request_has_a_slot() {
     everywhere(one_call, |world| {
         let waits = world.client.wait().start();
         expect(&world.begun, &world.name);
@@ -96,7 +97,7 @@ fn a_request_whose_deadline_passes_before_it_has_a_slot() {
     });
 }
 
-/// Some wait for a slot, some in the link, one is on its way.
+/// Some wait for a slot, some in the link, one is in flight.
 #[test]
 fn requests_whose_connection_ends() {
     let impatient = || {
@@ -114,7 +115,7 @@ fn requests_whose_connection_ends() {
             .unzip();
         let cause = world.near().block_on(world.channel.closed());
         assert!(matches!(cause, CloseCause::PingTimeout(_)), "{}: {cause}", world.name);
-        // Those of which nothing was sent keep their memory, to go again.
+        // Unsent calls keep their memory, to be sent again.
         drop(calls);
         for gone in gone {
             gone.wait(&world.name);
@@ -146,7 +147,7 @@ fn by_hand() -> Options {
 }
 
 #[test]
-fn replies_that_wait_in_the_link_and_are_cancelled() {
+fn replies_cancelled_in_the_link() {
     everywhere(by_hand, |world| {
         world.replies_are_of(LARGE);
         let calls: Vec<_> = {
@@ -201,7 +202,7 @@ fn a_reply_whose_caller_is_gone() {
 }
 
 #[test]
-fn a_reply_that_is_longer_than_the_caller_takes() {
+fn a_reply_longer_than_the_caller_accepts() {
     let modest = || {
         let link = LinkConfig::default().keep_alive(None).max_message_bytes(1 << 20);
         Options { channel: Channel::builder().link(link), ..Options::default() }
@@ -215,7 +216,7 @@ fn a_reply_that_is_longer_than_the_caller_takes() {
     });
 }
 
-/// A waker of the user's making, which calls back or panics in every way that it can.
+/// A user-defined waker, which calls back or panics in every possible way.
 struct Busy {
     client: SinkClient,
     panics: bool,
@@ -247,7 +248,7 @@ fn wakers_that_panic_or_call_back() {
     let _watchdog = Watchdog::start();
     for scheme in ["mem", "shm", "tcp"] {
         for panics in [false, true] {
-            // Else the caller polls, and is woken by its own poll.
+            // Otherwise the caller polls, and is woken by its own poll.
             let options = Options {
                 channel: Channel::builder().poll_mode(PollMode::Event),
                 ..Options::default()
@@ -262,7 +263,7 @@ fn wakers_that_panic_or_call_back() {
             let mut stalled = Box::pin(world.client.stall().start());
             expect(&world.begun, &world.name);
             for _ in 0..2 {
-                // The second takes the place of the first.
+                // The second replaces the first.
                 let polled = stalled.as_mut().poll(&mut TaskContext::from_waker(&waker()));
                 assert!(polled.is_pending());
             }

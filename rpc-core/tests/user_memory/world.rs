@@ -1,4 +1,4 @@
-//! Memory with a destructor of its own, and a client and a server that it goes through.
+//! Memory with a user-defined destructor, and a client and a server that send it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -9,19 +9,19 @@ use bytes::Bytes;
 use rpc_core::{Bulk, Channel, ChannelBuilder, Context, LinkConfig, Server, Status};
 use tokio::runtime::{Builder, Runtime};
 
-/// Longer than anything here takes; what hangs is killed.
+/// Longer than any test; a hanging test is killed.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
-/// More than a peer that does not look can be sent.
+/// More than can be sent to a peer that does not receive.
 pub(crate) const LARGE: usize = 24 << 20;
 
-/// What an owner does when it is dropped, beside telling so.
+/// The action of an owner on drop, after it has reported the drop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Habit {
     Calls,
     Panics,
 }
 
-/// How memory gets into a message.
+/// The ways for memory to get into a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Owned,
@@ -57,7 +57,7 @@ impl Drop for Owner {
     }
 }
 
-/// A string of bytes whose owner says when it is gone.
+/// A byte string whose owner reports its drop.
 fn owned(kind: Kind, len: usize, deed: Option<Deed>, pool: &rpc_core::BulkPool) -> (Bulk, Gone) {
     let (gone, is_gone) = channel();
     let owner = Owner { bytes: vec![7; len], deed, gone };
@@ -71,7 +71,7 @@ fn owned(kind: Kind, len: usize, deed: Option<Deed>, pool: &rpc_core::BulkPool) 
 pub(crate) struct Gone(pub(crate) Receiver<()>);
 
 impl Gone {
-    /// Waits for it. What hangs hangs for ever, the test's own end included.
+    /// Waits for the drop. If it hangs, so does the end of the test.
     pub(crate) fn wait(&self, what: &str) {
         expect(&self.0, what);
     }
@@ -87,7 +87,7 @@ pub(crate) fn expect<T>(from: &Receiver<T>, what: &str) -> T {
     }
 }
 
-/// Ends the process when a test has not ended in time.
+/// Ends the process if a test takes too long.
 pub(crate) struct Watchdog(#[expect(dead_code, reason = "its end is what counts")] Sender<()>);
 
 impl Watchdog {
@@ -105,30 +105,30 @@ impl Watchdog {
 
 #[rpc_core::service]
 pub(crate) trait Sink {
-    /// Keeps its thread until it is told, and with it whoever drives the server.
+    /// Blocks its thread, and with it the server's driver, until released.
     async fn stall(&self) -> bool;
     /// Waits until it is cancelled.
     async fn wait(&self) -> bool;
     async fn put(&self, data: Bulk) -> u64;
     async fn get(&self) -> Bulk;
-    /// Keeps its thread, not the driver's, until it is told.
+    /// Blocks its thread, which is not the driver's, until released.
     #[rpc(spawn)]
     async fn late(&self) -> Bulk;
     async fn ping(&self) -> u64;
 }
 
-/// What the server's side has in common with the test.
+/// State shared by the server's side and the test.
 struct Shared {
     address: Mutex<String>,
-    /// Tells that a handler runs.
+    /// Reports that a handler runs.
     begun: Sender<()>,
-    /// Tells handlers that keep a thread to go on.
+    /// Releases handlers that block a thread.
     go: Mutex<Receiver<()>>,
-    /// What a reply is to be made of.
+    /// The kind of memory for a reply.
     reply: Mutex<Option<(Kind, Habit, usize)>>,
-    /// Where the ends of replies are told.
+    /// Reports the drops of replies.
     gone: Sender<Gone>,
-    /// Owners that could not do what they wanted.
+    /// Number of owners whose action failed.
     failed: Arc<AtomicBool>,
 }
 
@@ -138,13 +138,13 @@ impl Shared {
         let _ = self.go.lock().unwrap().recv();
     }
 
-    /// Memory of a reply, whose owner needs the server.
+    /// Memory of a reply whose owner needs the server.
     fn make_reply(&self) -> Bulk {
         let (kind, habit, len) = self.reply.lock().unwrap().unwrap();
         let address = self.address.lock().unwrap().clone();
         let failed = Arc::clone(&self.failed);
-        // Not waited for: the tasks that it takes may be behind this thread's own. That nothing is
-        // dropped under the lock of this shard is checked by the shard itself, in debug builds.
+        // Not waited for: the tasks that it needs may be queued behind this thread's own. The shard
+        // itself checks in debug builds that nothing is dropped under its lock.
         let deed: Deed = Box::new(move || {
             std::thread::spawn(move || {
                 let runtime = Builder::new_current_thread().enable_all().build().unwrap();
@@ -194,7 +194,7 @@ impl Sink for Service {
     }
 }
 
-/// A server on a runtime of its own, and a client of it on another.
+/// A server and its client on separate runtimes.
 pub(crate) struct World {
     shared: Arc<Shared>,
     pub(crate) begun: Receiver<()>,
@@ -265,7 +265,7 @@ impl World {
         };
         let channel = near.block_on(options.channel.connect(&address)).unwrap();
         let client = SinkClient::new(channel.clone());
-        // Until it has said hello the server is believed to take few calls.
+        // Before its hello, the server is assumed to accept few calls.
         assert_eq!(near.block_on(async { client.ping().await }), Ok(1));
         Self {
             shared,
@@ -294,7 +294,7 @@ impl World {
         owned(self.kind, len, deed, &self.channel.bulk_pool())
     }
 
-    /// Memory that waits to be sent, and will not be: the server's driver is kept.
+    /// Memory that waits to be sent, and will not be: the server's driver is blocked.
     pub(crate) fn stall(&self) -> rpc_core::Call<'static, Result<bool, Status>> {
         let call = self.client.stall().start();
         expect(&self.begun, "stalled");
@@ -305,7 +305,7 @@ impl World {
         *self.shared.reply.lock().unwrap() = Some((self.kind, self.habit, len));
     }
 
-    /// Everybody else's calls go on.
+    /// All other calls continue.
     pub(crate) fn check(&self) {
         assert!(
             self.channel.close_cause().is_none(),
@@ -335,7 +335,7 @@ impl Drop for World {
     }
 }
 
-/// Runs a test with everything that it may depend on.
+/// Runs a test in all variants.
 pub(crate) fn everywhere(options: impl Fn() -> Options, test: impl Fn(&mut World)) {
     let _watchdog = Watchdog::start();
     for scheme in ["mem", "shm", "tcp"] {

@@ -5,14 +5,16 @@
 //!
 //! Invariants:
 //! 1. The arguments are encoded when the call is made, so it borrows nothing but the channel.
-//! 2. A call yields one outcome. A call dropped before that takes the request back if nothing of
-//!    it was sent, and cancels its handler otherwise.
+//! 2. A call yields one outcome. A call that is dropped before that takes the request back if
+//!    nothing of it was sent, and cancels its handler otherwise.
 
-mod around;
 mod attempts;
-mod beside;
+mod due;
+mod extras;
 mod failure;
+mod forked;
 mod hedge;
+mod interceptors;
 mod outcome;
 mod start;
 pub(crate) mod streaming;
@@ -25,27 +27,25 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use parking_lot::Mutex;
 use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::WhenFull;
-use tokio::task::coop::RestoreOnPending;
-use tracing::Span;
+use tokio::task::coop::poll_proceed;
 
-use self::beside::Beside;
-use self::hedge::Hedge;
-use crate::bulk::{BulkMut, Landing, ReplySlot};
+use self::due::Whose;
+use self::extras::CallExtras;
+use crate::bulk::Landing;
 use crate::channel::hedging::HedgingPolicy;
-use crate::channel::retry::Attempts;
+use crate::channel::picker::CallEnd;
 use crate::client::Connection;
 use crate::client::shared::Shared;
 use crate::endpoint::revoked;
-use crate::metadata::Metadata;
-use crate::observability::stats::counts::{End, Timed};
-use crate::observability::trace;
-use crate::service::reply::CallOutcome;
-use crate::service::{MethodDescriptor, ReplyParts};
+use crate::reply::CallOutcome;
+use crate::service::{MethodDescriptor, ReplyKind, ReplyParts};
 use crate::session::CallId;
+use crate::stats::counts::End;
 use crate::status::{Code, Status};
+use crate::trace;
 
 /// The channel that a call goes through: borrowed, until [`RawCall::start`] makes the call
 /// independent of it.
@@ -64,77 +64,39 @@ impl Via<'_> {
     }
 }
 
-/// The stage of a call. The data of a stage is kept beside it, not in it, so that it is moved only
-/// once.
+/// The stage of a call. Its data is in fields of the call, so that it is moved only once.
 #[derive(Debug, Clone, Copy)]
 enum State {
-    /// Encoded, nothing sent: `body` is `Some`. If `on` is, it leaves on that connection.
+    /// Encoded, nothing sent: `body` is `Some`. It leaves on the connection `on`, if there is one.
     Ready,
-    /// The same, and it waits for something in the extras before it is ready.
+    /// Encoded, nothing sent: it waits for `wait` of its extras before it is ready.
     Waiting,
-    /// Sent; the session of the connection `on` knows it.
-    InFlight(CallId),
-    /// Ended before anybody waited: the outcome is in the extras.
+    /// Sent; the session of the connection `on` knows it by its id.
+    InFlight,
+    /// Ended before a task waited: the outcome is in the extras.
     Over,
     /// The outcome has been taken.
     Done,
 }
 
-/// An attempt that the session knows.
-#[derive(Debug, Clone, Copy)]
-struct Sent<'a> {
-    call: CallId,
-    method: &'static MethodDescriptor,
-    /// When it was sent, if it is one that is timed.
-    began: Option<&'a Timed>,
-}
-
-/// What gives a waiting call its connection.
+/// Gives a waiting call its connection.
 type Wait = BoxFuture<'static, Result<Arc<Connection>, Status>>;
-
-/// State that few calls need: their options, and how far they are. What has to be let go of when the call ends
-/// is in [`Beside`].
-#[derive(Default)]
-pub(crate) struct Extras {
-    metadata: Metadata,
-    into: Option<Box<BulkMut>>,
-    /// Memory for the reply that the server writes itself.
-    slot: Option<ReplySlot>,
-    /// The outcome of a call in [`State::Over`].
-    found: CallOutcome,
-    /// Unless the channel's default holds.
-    wait_for_ready: Option<bool>,
-    /// The same.
-    when_full: Option<WhenFull>,
-    /// The same.
-    hedging: Option<Option<HedgingPolicy>>,
-    /// It is the second attempt of another call.
-    is_second: bool,
-    hedge: Option<Hedge>,
-    /// It has its place in a trace.
-    is_traced: bool,
-    /// Until its end is told.
-    span: Option<Span>,
-    attempts: Attempts,
-    /// What a call in [`State::Waiting`] waits for. The mutex is never locked: it makes a future
-    /// that only one thread at a time polls fit for a call that several may see.
-    wait: Option<Mutex<Wait>>,
-}
 
 /// A call.
 pub(crate) struct RawCall<'a> {
     via: Via<'a>,
     method: &'static MethodDescriptor,
     state: State,
+    whose: Whose,
+    /// While it is in flight.
+    id: CallId,
     deadline: Option<Instant>,
-    /// Length of the body's head, bytes, without what is put in front of it to be sent. `u32::MAX`: longer
-    /// than can be sent again.
+    /// Length of the body's head, bytes, without the headers that are put in front of it.
+    /// `u32::MAX`: longer than can be sent again.
     head_bytes: u32,
     on: Option<Arc<Connection>>,
-    // `ManuallyDrop`, because these are mostly `None`: `drop` checks that inline, all at once.
-    body: ManuallyDrop<Option<OutBuf>>,
-    extras: ManuallyDrop<Option<Box<Extras>>>,
-    beside: ManuallyDrop<Option<Box<Beside>>>,
+    body: Option<OutBuf>,
+    extras: Option<Box<CallExtras>>,
 }
 
 // With the decoder, a call is moved without a call of `memcpy`.
@@ -151,22 +113,18 @@ impl<'a> RawCall<'a> {
             via: Via::Borrowed(channel),
             method,
             state: State::Ready,
+            whose: Whose::Unasked,
+            id: CallId::NONE,
             deadline: None,
             head_bytes: 0,
             on: None,
-            body: ManuallyDrop::new(body),
-            extras: ManuallyDrop::new(None),
-            beside: ManuallyDrop::new(None),
+            body,
+            extras: None,
         }
     }
 
-    pub(crate) fn bring_forward(&mut self, deadline: Instant) {
-        self.deadline = Some(self.deadline.map_or(deadline, |other| other.min(deadline)));
-    }
-
     pub(crate) fn add_metadata(&mut self, key: &str, value: Bytes) {
-        let extras = self.extras.get_or_insert_default();
-        if let Err(error) = extras.metadata.insert(key, value) {
+        if let Err(error) = self.extras_mut().metadata.insert(key, value) {
             let text = format!("{}: {error}", self.method.name);
             self.fail(Status::invalid_argument(text));
         }
@@ -174,65 +132,86 @@ impl<'a> RawCall<'a> {
 
     pub(crate) fn land_in(&mut self, landing: Landing) {
         match landing {
-            Landing::Buffer(buffer) => {
-                self.extras.get_or_insert_default().into = Some(Box::new(buffer));
-            }
-            Landing::Slot(slot) => self.extras.get_or_insert_default().slot = Some(slot),
+            Landing::Buffer(buffer) => self.extras_mut().into = Some(Box::new(buffer)),
+            Landing::Slot(slot) => self.extras_mut().slot = Some(slot),
         }
     }
 
     pub(crate) fn wait_for_ready(&mut self, wait: bool) {
-        self.extras.get_or_insert_default().wait_for_ready = Some(wait);
+        self.extras_mut().wait_for_ready = Some(wait);
     }
 
     pub(crate) fn when_full(&mut self, when_full: WhenFull) {
-        self.extras.get_or_insert_default().when_full = Some(when_full);
+        self.extras_mut().when_full = Some(when_full);
     }
 
     pub(crate) fn hedging(&mut self, policy: Option<HedgingPolicy>) {
-        self.extras.get_or_insert_default().hedging = Some(policy);
+        self.extras_mut().hedging = Some(policy);
+    }
+
+    pub(crate) fn affinity(&mut self, key: u64) {
+        self.extras_mut().affinity = Some(key);
     }
 
     /// Ends the call with an error; nothing is sent.
     #[cold]
     pub(crate) fn fail(&mut self, status: Status) {
-        if !matches!(self.state, State::Over) {
-            self.via.channel().counts.on_unsent(self.method, status.code());
+        if !matches!(self.state, State::Over) && self.is_here() {
+            self.count_unsent(status.code());
         }
         self.over(Some(Err(status.of_call(self.method))));
+    }
+
+    /// Counts a call that ends without a connection.
+    #[cold]
+    fn count_unsent(&mut self, code: Code) {
+        let counts = &self.via.channel().counts;
+        let extras = self.extras.as_mut();
+        // A second attempt that was not sent is not counted.
+        let is_second = extras.as_ref().is_some_and(|extras| extras.is_second);
+        match extras.is_some_and(|extras| std::mem::take(&mut extras.is_counted)) {
+            true => counts.on_end(self.method, code),
+            false if is_second => {}
+            false => counts.on_unsent(self.method, code),
+        }
     }
 
     /// Ends the call; the first poll gets the outcome.
     #[cold]
     fn over(&mut self, found: CallOutcome) {
         // The body may hold memory of the user's, so it is dropped here, outside the lock.
-        *self.body = None;
-        self.extras.get_or_insert_default().found = found;
+        self.body = None;
+        self.extras_mut().found = found;
         self.state = State::Over;
     }
 
     /// Sends the request, if that was not done before.
     pub(crate) fn start(&mut self) {
         if let State::Ready = self.state {
-            let mut found = None;
-            self.send(false, &mut found);
-            if found.is_some() {
-                self.over(found);
-            }
+            self.send_unawaited();
             if let State::Waiting = self.state {
                 self.via.channel().kick();
             }
         }
     }
 
+    /// Sends the request of a call that no task awaits yet.
+    #[inline(always)]
+    fn send_unawaited(&mut self) {
+        let found = self.send(false);
+        if let State::Done = self.state {
+            self.over(found);
+        }
+    }
+
     /// The call, detached from the channel borrow.
     #[inline]
     pub(crate) fn into_detached(self) -> RawCall<'static> {
-        let mut this = ManuallyDrop::new(self);
-        let detached = this.detached();
-        // Nothing else is left in it.
-        if let Via::Owned(_) = this.via {
-            drop(ManuallyDrop::into_inner(this));
+        let mut rest = ManuallyDrop::new(self);
+        let detached = rest.detached();
+        if let Via::Owned(_) = rest.via {
+            // Only a borrow needs no drop.
+            drop(ManuallyDrop::into_inner(rest));
         }
         detached
     }
@@ -244,202 +223,169 @@ impl<'a> RawCall<'a> {
             via: Via::Owned(Arc::clone(self.via.channel())),
             method: self.method,
             state: std::mem::replace(&mut self.state, State::Done),
+            whose: self.whose,
+            id: self.id,
             deadline: self.deadline,
             head_bytes: self.head_bytes,
             on: self.on.take(),
-            body: ManuallyDrop::new(self.body.take()),
-            extras: ManuallyDrop::new(self.extras.take()),
-            beside: ManuallyDrop::new(self.beside.take()),
+            body: self.body.take(),
+            extras: self.extras.take(),
         }
     }
 
-    /// Ready when `found` has the outcome.
+    /// Ready with the outcome.
     ///
     /// # Panics
     /// When polled after that.
     #[inline]
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, found: &mut CallOutcome) -> Poll<()> {
-        let polled = self.poll_attempt(cx, found);
-        match &*self.extras {
-            Some(extras) if extras.hedge.is_some() => self.poll_race(polled.is_ready(), cx, found),
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<CallOutcome> {
+        let polled = self.poll_attempt(cx);
+        match &self.extras {
+            Some(extras) if extras.hedge.is_some() => self.poll_race(polled, cx),
             _ => polled,
         }
     }
 
-    fn poll_attempt(&mut self, cx: &mut Context<'_>, found: &mut CallOutcome) -> Poll<()> {
+    /// A call that is answered at once takes part of tokio's budget for a task's turn: a loop of
+    /// such calls must not starve the other tasks of its thread.
+    fn poll_attempt(&mut self, cx: &mut Context<'_>) -> Poll<CallOutcome> {
         let mut turn = None;
         loop {
-            match self.state {
-                State::InFlight(call) => std::task::ready!(self.poll_outcome(call, cx, found)),
-                // A turn that was not used is given back first: its drop sets the budget to what was there before.
-                State::Over => {
-                    drop(turn.take());
-                    return self.poll_over(cx, found);
-                }
-                _ => {
-                    drop(turn.take());
-                    turn = std::task::ready!(self.poll_unsent(cx, found));
-                }
+            if !matches!(self.state, State::InFlight) {
+                // A turn that was not used is given back before the next one: its drop restores the
+                // budget of before.
+                drop(turn.take());
             }
+            let found = match self.state {
+                State::InFlight => std::task::ready!(self.poll_outcome(cx)),
+                State::Ready => {
+                    let Poll::Ready(taken) = poll_proceed(cx) else {
+                        self.send_and_yield();
+                        return Poll::Pending;
+                    };
+                    turn = Some(taken);
+                    self.send(true)
+                }
+                State::Waiting => {
+                    std::task::ready!(self.poll_waiting(cx));
+                    None
+                }
+                State::Over => return self.poll_over(cx),
+                State::Done => panic!("`Call` polled after completion"),
+            };
             if let State::Done = self.state {
-                // An outcome that was waited for needs none: its task has slept, or led.
+                // An outcome that was waited for needs no turn: its task has slept, or led.
                 if let Some(turn) = turn {
                     turn.made_progress();
                 }
-                return Poll::Ready(());
+                return Poll::Ready(found);
             }
-        }
-    }
-
-    /// The next step of a call of which nothing is sent. Gives what it has of tokio's coop budget if it
-    /// is sent: a loop of calls that are answered at once must not starve the other tasks of its thread.
-    fn poll_unsent(
-        &mut self,
-        cx: &mut Context<'_>,
-        found: &mut CallOutcome,
-    ) -> Poll<Option<RestoreOnPending>> {
-        match self.state {
-            State::Ready => {
-                let Poll::Ready(turn) = tokio::task::coop::poll_proceed(cx) else {
-                    return self.send_and_yield(found);
-                };
-                self.send(true, found);
-                Poll::Ready(Some(turn))
-            }
-            State::Waiting => self.poll_waiting(cx).map(|()| None),
-            _ => panic!("`Call` polled after completion"),
         }
     }
 
     #[cold]
-    fn poll_over(&mut self, cx: &mut Context<'_>, found: &mut CallOutcome) -> Poll<()> {
-        // Calls that fail at once take part of the budget as well. One that has a second attempt was on its
-        // way, and may not end with this one.
+    fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<CallOutcome> {
+        // Calls that fail at once take part of the budget as well. A call with a second attempt was
+        // on its way, and may not end with this one.
         if self.extras.as_ref().is_none_or(|extras| extras.hedge.is_none()) {
-            std::task::ready!(tokio::task::coop::poll_proceed(cx)).made_progress();
+            std::task::ready!(poll_proceed(cx)).made_progress();
         }
-        self.take_found(found);
-        Poll::Ready(())
+        Poll::Ready(self.take_found())
     }
 
-    /// The task has had its turn, and is woken to have the next one. The request leaves all the same: the
-    /// others get theirs while it is on its way, and find that they are not alone.
+    /// The task has used its turn, and is woken to have the next one. The request leaves all the
+    /// same: other tasks have their turns while it is on its way, and find a call in flight.
     #[cold]
-    fn send_and_yield<T>(&mut self, found: &mut CallOutcome) -> Poll<T> {
+    fn send_and_yield(&mut self) {
         let own = self.extras.as_ref().and_then(|extras| extras.when_full);
-        // Calls that would rather be refused than wait leave in turns, which others may answer meanwhile.
-        if own.unwrap_or(self.via.channel().when_full) == WhenFull::Refuse {
-            return Poll::Pending;
+        // Calls that are rather refused than wait leave in turns. Others may be answered meanwhile.
+        if own.unwrap_or(self.via.channel().when_full) != WhenFull::Refuse {
+            self.send_unawaited();
         }
-        self.send(false, found);
-        if let State::Done = self.state {
-            self.over(std::mem::take(found));
-        }
-        Poll::Pending
     }
 
+    /// The outcome of a call in [`State::Over`].
     #[cold]
-    fn take_found(&mut self, found: &mut CallOutcome) {
-        if let Some(extras) = &mut *self.extras {
-            *found = std::mem::take(&mut extras.found);
-        }
+    fn take_found(&mut self) -> CallOutcome {
+        self.extras.as_mut()?.found.take()
     }
 
     /// The input of the reply's decoder.
     #[inline(always)]
-    pub(crate) fn finish(&mut self, mut found: CallOutcome) -> ReplyParts {
+    pub(crate) fn finish(&mut self, found: CallOutcome) -> ReplyParts {
         self.state = State::Done;
-        let mut into = None;
-        if self.extras.is_some() {
-            into = self.finish_extras(&mut found);
-        }
-        if let Some(beside) = self.beside.take() {
-            self.end_beside(beside, &mut found);
-        }
-        let (codec, method) = (self.via.channel().codec, self.method);
-        // By its parts, as what lies between these would be moved, too.
-        let outcome = match found {
-            Some(Ok((kind, message))) => Ok((kind, message)),
-            Some(Err(status)) => Err(status),
-            None => Err(Code::Unknown.into()),
+        let (found, into) = match self.extras.take() {
+            None => (found, None),
+            Some(extras) => self.end_extras(extras, found),
         };
-        ReplyParts { codec, method, outcome, into }
+        let outcome = match found {
+            Some(outcome) => outcome,
+            None => no_outcome(),
+        };
+        ReplyParts { codec: self.via.channel().codec, method: self.method, outcome, into }
     }
 
-    /// Gives the memory for the reply.
-    #[inline(never)]
-    fn finish_extras(&mut self, found: &mut CallOutcome) -> Option<Box<BulkMut>> {
-        let extras = (*self.extras).as_mut()?;
-        let (into, span) = (extras.into.take(), extras.span.take());
-        // Before the interceptors: what they take is none of the call's time.
-        if let Some(hedge) = extras.hedge.take() {
-            hedge.end(self.via.channel(), self.method, found);
-        }
-        if let Some(beside) = self.beside.take() {
-            self.end_beside(beside, found);
-        }
-        if let Some(span) = span {
-            Self::end_trace(span, found);
-        }
-        into
-    }
-}
-
-impl Drop for RawCall<'_> {
-    // Nearly all have ended, and have nothing left.
-    #[inline]
-    fn drop(&mut self) {
-        let is_in_flight = matches!(self.state, State::InFlight(_));
-        if is_in_flight || self.body.is_some() || self.extras.is_some() || self.beside.is_some() {
-            self.drop_rest();
-        }
-    }
-}
-
-impl RawCall<'_> {
+    /// The source of the call's stream has failed. That is the outcome, whatever the server
+    /// answered.
     #[cold]
-    fn drop_rest(&mut self) {
-        if let (State::InFlight(call), Some(connection)) = (self.state, &self.on) {
-            cancel(connection, call, self.method);
-        }
-        drop(self.body.take());
-        if let Some(extras) = self.extras.take() {
-            drop_extras(extras);
-        }
-        if let Some(beside) = self.beside.take() {
-            self.drop_beside(beside);
-        }
-    }
-
-    /// The source of its stream has failed: so that is the outcome, whatever the server answered.
-    #[cold]
-    pub(crate) fn end_by_source(&mut self, found: &mut CallOutcome, status: Status) {
+    pub(crate) fn end_by_source(&mut self, found: &CallOutcome, status: Status) -> CallOutcome {
         if let Some(load) = self.take_load() {
-            load.let_go(found);
+            load.end_with(found, self.method);
         }
-        *found = Some(Err(status));
+        Some(Err(status))
+    }
+
+    #[cold]
+    fn drop_slow(&mut self) {
+        if !self.is_here() {
+            self.leak_timers();
+        }
+        if let (State::InFlight, Some(connection)) = (self.state, &self.on) {
+            cancel(connection, self.id, self.method);
+        }
+        self.body = None;
+        let Some(mut extras) = self.extras.take() else { return };
+        if extras.is_counted && self.is_here() {
+            self.via.channel().counts.on_end(self.method, Code::Cancelled);
+        }
+        if let Some(span) = extras.span.take() {
+            trace::end(span, End::Code(Code::Cancelled));
+        }
+        (extras.wait, extras.hedge) = (None, None);
+        if let Some(load) = extras.load.take() {
+            load.end(CallEnd::GivenUp);
+        }
+        self.end_extras(extras, None);
     }
 }
 
 #[cold]
-fn drop_extras(mut extras: Box<Extras>) {
-    if let Some(span) = extras.span.take() {
-        trace::end(span, End::Code(Code::Cancelled));
+fn no_outcome() -> Result<(ReplyKind, Message), Status> {
+    Err(Code::Unknown.into())
+}
+
+impl Drop for RawCall<'_> {
+    // Nearly all calls have ended, and have nothing left.
+    #[inline]
+    fn drop(&mut self) {
+        let is_in_flight = matches!(self.state, State::InFlight);
+        if is_in_flight || self.body.is_some() || self.extras.is_some() {
+            self.drop_slow();
+        }
     }
-    drop(extras);
 }
 
 #[cold]
 fn cancel(connection: &Connection, call: CallId, method: &'static MethodDescriptor) {
     let method_index = method.dense_index();
     // The waker is returned, to be dropped outside the lock.
-    let _waker = connection.shard.with_revoke(connection.key, |peer, revoke| {
+    let caller = call.as_u64();
+    let _waker = connection.shard.stop_waiting(connection.key, caller, |peer, revoke| {
         if peer.session.knows(call) {
             peer.counts.on_end(method_index, End::Code(Code::Cancelled), 0);
         }
         peer.session.cancel(call, &mut |tag| revoked(revoke(tag)))
     });
-    connection.shard.stop_waiting(connection.key, call.as_u64());
 }
 
 impl fmt::Debug for RawCall<'_> {
@@ -447,7 +393,7 @@ impl fmt::Debug for RawCall<'_> {
         let state = match self.state {
             State::Ready => "ready",
             State::Waiting => "waiting",
-            State::InFlight(_) => "in flight",
+            State::InFlight => "in flight",
             State::Over => "over",
             State::Done => "done",
         };

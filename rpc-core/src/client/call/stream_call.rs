@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
+use std::hash::Hash;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use rpc_transport::protocol::config::WhenFull;
 
 use super::raw_call::RawCall;
 use super::raw_call::streaming::Accepted;
+use crate::channel::rendezvous::stable_hash;
 use crate::metadata::Metadata;
 use crate::service::ReplyParts;
 use crate::status::Status;
@@ -48,12 +50,11 @@ impl<T, R, E, X> fmt::Debug for StreamDecoders<T, R, E, X> {
     }
 }
 
-/// A call of a method that gives a stream. Awaiting it sends the request and waits until the server
-/// has accepted the call, or refused it; it gives a [`Streaming`]. Dropping either cancels the
-/// call.
+/// A call of a method that returns a stream. Awaiting it sends the request, waits until the server
+/// has accepted or refused the call, and returns a [`Streaming`]. Dropping either cancels the call.
 ///
-/// `X` is the error of a refusal, `U` sends the stream of arguments, if there is one: from the first
-/// poll on, whenever this or the stream is polled.
+/// `X` is the error of a refusal. `U` sends the stream of arguments, if there is one, whenever the
+/// call or the returned stream is polled.
 #[must_use = "a call does nothing until it is awaited or started"]
 pub struct StreamCall<'a, T, R = (), E = Status, X = Status, U = NoUpload> {
     call: RawCall<'a>,
@@ -61,9 +62,9 @@ pub struct StreamCall<'a, T, R = (), E = Status, X = Status, U = NoUpload> {
     decoders: StreamDecoders<T, R, E, X>,
 }
 
-/// A call of a method that takes a stream and gives one result, `O`. Awaiting it sends the request
-/// and the items, and waits for the outcome, which may come before all items have been sent: then
-/// the source is dropped. Dropping the call cancels it.
+/// A call of a method that takes a stream and returns one result, `O`. Awaiting it sends the
+/// request and the items, and waits for the outcome. If the outcome arrives before all items were
+/// sent, the source is dropped. Dropping the call cancels it.
 #[must_use = "a call does nothing until it is awaited or started"]
 pub struct UploadCall<'a, O, U> {
     call: RawCall<'a>,
@@ -74,13 +75,22 @@ pub struct UploadCall<'a, O, U> {
 /// What both have of a [`Call`](super::Call).
 macro_rules! options {
     () => {
-        /// As [`Call::timeout`](super::Call::timeout). Where the method has
-        /// `stream_deadline = "idle"`, the time starts anew with each item, in either direction.
+        /// As [`Call::timeout`](super::Call::timeout), for the whole call with its streams. If the
+        /// method has `stream_deadline = "idle"`, the time starts anew with each item, in either
+        /// direction. Without a timeout only the channel's
+        /// [`default_timeout`](crate::ChannelBuilder::default_timeout) counts, and only until the
+        /// server has taken the call.
         pub fn timeout(self, timeout: Duration) -> Self {
             match clock::now().checked_add(timeout) {
                 Some(deadline) => self.deadline(deadline),
-                None => self,
+                None => self.no_timeout(),
             }
+        }
+
+        /// As [`Call::no_timeout`](super::Call::no_timeout).
+        pub fn no_timeout(mut self) -> Self {
+            self.call.unlimited();
+            self
         }
 
         /// As [`Call::deadline`](super::Call::deadline).
@@ -102,6 +112,12 @@ macro_rules! options {
             self
         }
 
+        /// As [`Call::affinity`](super::Call::affinity).
+        pub fn affinity(mut self, key: impl Hash) -> Self {
+            self.call.affinity(stable_hash(&key));
+            self
+        }
+
         /// As [`Call::metadata`](super::Call::metadata).
         pub fn metadata(mut self, key: &str, value: impl Into<Bytes>) -> Self {
             self.call.add_metadata(key, value.into());
@@ -117,8 +133,8 @@ impl<'a, T, R, E, X, U> StreamCall<'a, T, R, E, X, U> {
 
     options!();
 
-    /// Sends the request now, if the channel is connected, and ends the borrow of the channel, so that the call can be spawned,
-    /// or awaited together with others.
+    /// Sends the request now, if the channel is connected, and ends the borrow of the channel, so
+    /// that the call can be spawned, or awaited together with others.
     pub fn start(mut self) -> StreamCall<'static, T, R, E, X, U> {
         self.call.start();
         let Self { call, upload, decoders } = self;
@@ -159,7 +175,7 @@ where
             (Accepted::No(mut found), upload) => {
                 let own = upload.and_then(|mut upload| upload.end());
                 if let Some(status) = own.clone() {
-                    this.call.end_by_source(&mut found, status);
+                    found = this.call.end_by_source(&found, status);
                 }
                 let parts = this.call.finish(found);
                 let error = match own {
@@ -188,8 +204,9 @@ impl<'a, O, U> UploadCall<'a, O, U> {
 
     options!();
 
-    /// Sends the request now, if the channel is connected, and ends the borrow of the channel, so that the call can be spawned,
-    /// or awaited together with others. Items are sent when it is polled.
+    /// Sends the request now, if the channel is connected, and ends the borrow of the channel, so
+    /// that the call can be spawned, or awaited together with others. Items are sent when it is
+    /// polled.
     pub fn start(mut self) -> UploadCall<'static, O, U> {
         self.call.start();
         let Self { call, upload, decode } = self;
@@ -215,11 +232,10 @@ impl<O, U: Pump> UploadCall<'_, O, U> {
             // Pending or not: the outcome may have come.
             let _ = self.upload.poll_pump(cx, &pumped);
         }
-        let mut found = None;
-        std::task::ready!(self.call.poll(cx, &mut found));
+        let mut found = std::task::ready!(self.call.poll(cx));
         step.made_progress();
         if let Some(status) = self.upload.end() {
-            self.call.end_by_source(&mut found, status);
+            found = self.call.end_by_source(&found, status);
         }
         Poll::Ready(self.call.finish(found))
     }

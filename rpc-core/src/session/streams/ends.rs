@@ -4,11 +4,12 @@ use std::time::Instant;
 
 use rpc_transport::memory::budget::BudgetExhausted;
 use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::wait::after;
 
 use super::types::StreamEnd;
 use super::writer::WriterState;
-use super::{Key, StreamCall};
-use crate::session::callee::StreamTail;
+use super::{Key, StreamCall, Streams};
+use crate::session::answer::{StreamTail, answer_body};
 use crate::session::outgoing::{Stage, Timed};
 use crate::session::transmit::{Side, item_tag};
 use crate::session::{
@@ -80,7 +81,8 @@ impl<W, H> Session<W, H> {
         }
     }
 
-    /// The slot of a call is given up: takes its items back from the link, as far as they are there.
+    /// The slot of a call is given up: takes its items back from the link, as far as they are
+    /// there.
     #[cold]
     pub(in crate::session) fn give_up_streams(
         &mut self,
@@ -96,7 +98,7 @@ impl<W, H> Session<W, H> {
         GivenUp { is_proven, late: stream.frames_due() }
     }
 
-    /// Notes that so many frames of ended calls may still come.
+    /// Adds to the number of frames of ended calls that may still come.
     #[inline]
     pub(in crate::session) fn expect_late(&mut self, frames: u64) {
         self.streams.late = self.streams.late.saturating_add(frames);
@@ -125,16 +127,26 @@ impl<W, H> Session<W, H> {
         self.check_drained();
     }
 
-    /// A call's deadline starts anew if an item has moved: says whether the call goes on.
+    /// A call's deadline starts anew if an item has moved. It ends if it counts only until the
+    /// callee has taken the call, and it has. Returns whether the call goes on.
     #[cold]
     pub(in crate::session) fn restart_outgoing(&mut self, index: u32, now: Instant) -> bool {
+        let stream = self.streams.get(Key::Call(index));
+        let is_taken = stream.is_some_and(|stream| {
+            let has_taken = |needed| stream.opened >= needed || stream.held_response.is_some();
+            stream.opens_by_deadline.is_some_and(has_taken)
+        });
+        if is_taken {
+            self.calls.restart_deadline(index, None);
+            return true;
+        }
         let Some(at) = self.idle_until(Key::Call(index), now) else { return false };
         let key = self.deadlines.insert(at, now, Timer::Outgoing(index));
-        self.calls.restart_deadline(index, Timed { at, key });
+        self.calls.restart_deadline(index, Some(Timed { at, key }));
         true
     }
 
-    /// The same for a call of the peer.
+    /// [`restart_outgoing`](Self::restart_outgoing) for a call of the peer.
     #[cold]
     pub(in crate::session) fn restart_incoming(&mut self, slot: u32, now: Instant) -> bool {
         let Some(at) = self.idle_until(Key::Incoming(slot), now) else { return false };
@@ -147,7 +159,7 @@ impl<W, H> Session<W, H> {
     /// Until when a call may be idle, if that lies ahead.
     fn idle_until(&self, key: Key, now: Instant) -> Option<Instant> {
         let idle = self.streams.get(key)?.idle?;
-        idle.since.checked_add(idle.period).filter(|at| *at > now)
+        Some(after(idle.since, idle.period)).filter(|at| *at > now)
     }
 }
 
@@ -216,17 +228,17 @@ impl<W, H> Session<W, H> {
         let (Some((kind, body)), Some(id)) = (stream.held_reply.take(), stream.wire) else {
             return;
         };
-        // The caller is told only by this.
+        // Only this informs the caller.
         _ = self.reply_now(IncomingId(id), kind, body, false);
     }
 
-    /// Answers with a status in place of the items that wait.
+    /// Answers with a status instead of the items that wait.
     pub(super) fn reply_reset(&mut self, id: IncomingId, answer: Answer<'_>) -> Result<(), Gone> {
-        let (kind, body) = crate::session::callee::answer_body(answer);
+        let (kind, body) = answer_body(answer);
         self.reply_stream(id, kind, body, true)
     }
 
-    /// A handler is told to stop: its caller has cancelled, or the deadline has passed.
+    /// A handler is stopped: its caller has cancelled, or the deadline has passed.
     #[cold]
     pub(in crate::session) fn stop_streams(&mut self, id: WireId, revoke: Option<Revoke<'_>>) {
         let key = Key::Incoming(id.slot);
@@ -246,7 +258,9 @@ impl<W, H> Session<W, H> {
     /// The connection is gone. What arguments have arrived can be read until the handlers end.
     #[cold]
     pub(in crate::session) fn close_incoming_streams(&mut self) {
-        for slot in self.streams.incoming_slots() {
+        let slots = (0u32..).zip(&self.streams.incoming);
+        let slots = slots.filter(|(_, stream)| stream.is_some()).map(|(slot, _)| slot);
+        for slot in slots.collect::<Vec<_>>() {
             let key = Key::Incoming(slot);
             let Some(stream) = self.streams.get(key) else { continue };
             let Some(id) = stream.wire else { continue };
@@ -256,13 +270,19 @@ impl<W, H> Session<W, H> {
                 self.remove_incoming_streams(id);
             }
         }
-        self.streams.forget_output();
+        // Nothing is sent any more.
+        self.streams.ready.clear();
+        self.streams.grants.clear();
+        let Streams { calls, incoming, .. } = &mut self.streams;
+        for stream in calls.iter_mut().chain(incoming).flatten() {
+            (stream.is_listed, stream.owes_grant) = (false, false);
+        }
     }
 }
 
 /// Takes items back from the link: nobody wants them.
 fn revoke_items(id: WireId, side: Side, sent: u32, revoke: Revoke<'_>) {
-    // One more: the end of the arguments may follow the request in its lane.
+    // One more than sent: the end of the arguments may follow the request in its lane.
     for _ in 0..=sent.min(MAX_REVOKED) {
         if revoke(item_tag(side, id)) == crate::session::Revoked::TooLate {
             return;

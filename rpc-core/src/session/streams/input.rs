@@ -66,19 +66,13 @@ impl<W, H> Session<W, H> {
         match key {
             Some(key) if self.streams.get(key).is_some() => Ok(Some(key)),
             Some(_) => Err(SessionError::StreamNotOpen(id)),
-            None => self.spend_late(id).map(|()| None),
+            None => {
+                let late = self.streams.late.checked_sub(1);
+                self.streams.late = late.ok_or(SessionError::UnknownStream(id))?;
+                self.streams.stale += 1;
+                Ok(None)
+            }
         }
-    }
-
-    /// A frame for no call that is alive.
-    #[cold]
-    fn spend_late(&mut self, id: WireId) -> Result<(), SessionError> {
-        let Some(late) = self.streams.late.checked_sub(1) else {
-            return Err(SessionError::UnknownStream(id));
-        };
-        self.streams.late = late;
-        self.streams.stale += 1;
-        Ok(())
     }
 
     #[inline]
@@ -102,7 +96,7 @@ impl<W, H> Session<W, H> {
         let more = stream.reader.arrive(head.id, head.number, len, message)?;
         let was = stream.opened;
         if head.results {
-            // An item is also the word that the call was accepted.
+            // An item also says that the call was accepted.
             stream.opened = Opened::Accepted;
         }
         let waiter = if more || was != stream.opened { stream.read_waiter.take() } else { None };
@@ -110,22 +104,18 @@ impl<W, H> Session<W, H> {
             self.notices.push_back(SessionEvent::Wake(waiter));
         }
         if head.results {
-            self.on_results_item(key, was);
+            if was < Opened::Arrived {
+                self.stream_arrived(key);
+            }
+            let held = self.streams.get(key).and_then(|stream| {
+                let (response, _) = stream.held_response.as_ref()?;
+                Some(stream.reader.is_complete(response.items))
+            });
+            if held == Some(true) {
+                self.take_held_response(key);
+            }
         }
         Ok(())
-    }
-
-    /// What an item of the results changes at the caller, beside itself.
-    #[inline]
-    fn on_results_item(&mut self, key: Key, was: Opened) {
-        if was < Opened::Arrived {
-            self.stream_arrived(key);
-        }
-        let Some(stream) = self.streams.get(key) else { return };
-        let Some((head, _)) = &stream.held_response else { return };
-        if stream.reader.is_complete(head.items) {
-            self.take_held_response(key);
-        }
     }
 
     /// The callee has the request: what must not overtake it may go.
@@ -236,10 +226,10 @@ impl<W, H> Session<W, H> {
             Key::Incoming(_) => {
                 let Some(stream) = self.streams.get_mut(key) else { return Ok(()) };
                 stream.reader.skip(head.id, head.number)?;
-                let tells = !stream.reader.has_end();
+                let was_open = !stream.reader.has_end();
                 stream.reader.end(StreamEnd::NoMemory);
                 let waiter = stream.read_waiter.take();
-                if tells {
+                if was_open {
                     let (id, code) = (head.id, code::RESOURCE_EXHAUSTED);
                     self.frames.push_control(Control::Stop { id, results: false, code });
                 }
@@ -318,7 +308,7 @@ impl<W, H> Session<W, H> {
         let held = self.streams.get_mut(key).and_then(|stream| stream.held_response.take());
         if let Some((head, message)) = held {
             // It was checked when it came: its slot is still the call's.
-            let taken = self.settle_response(head, message);
+            let taken = self.complete_response(head, message);
             debug_assert!(taken.is_ok(), "a slot was freed under a response that was held");
         }
     }

@@ -11,9 +11,11 @@
 //! * R3. One item may go whenever there is credit for an item and for a byte, however long it is.
 //! * R4. What was consumed is granted again, when it is half of a window.
 //! * R5. A receiver that is dropped says so, and what it discards needs no credit any more.
+//! * R6. Items take from the room in the link when they leave. Where half of it is used up, the
+//!   link is asked for a report, as an item that never waited there makes it give none.
 //!
 //! Invariants:
-//! 1. Nothing about a call with streams overtakes its request: before the callee has told of the
+//! 1. Nothing about a call with streams overtakes its request: before the callee has reported the
 //!    request, only what takes the request's own lane is sent.
 //! 2. The peer can make this end hold the windows it was granted, and one item each.
 //! 3. A frame for a call that has ended is dropped if a correct peer could have sent it before it
@@ -34,7 +36,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use rpc_transport::memory::budget::MemoryBudget;
-use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::outgoing::{LEAST_HELD_BYTES, OutBuf};
 use rpc_transport::message::received::Message;
 
 pub(super) use self::input::Response;
@@ -48,8 +50,6 @@ use self::writer::{Writer, WriterState};
 use super::{CallId, SessionError};
 use crate::wire::{CallStreams, Hello, ItemHead, ReplyKind, ResponseHead, StreamWindow, WireId};
 
-/// What a frame takes in the link at least, for the bound of its queue, bytes.
-const LEAST_FRAME_BYTES: u64 = 64;
 /// Frames up to this length are of the small lane of every link, bytes.
 const SURELY_SMALL_BYTES: usize = 240;
 /// What the link adds to a frame that offers memory for the answer, bytes.
@@ -92,18 +92,20 @@ pub(super) struct StreamCall<W> {
     reader: Reader,
     write_waiter: Option<W>,
     read_waiter: Option<W>,
-    /// Of the caller: what the callee has told. Of the callee: what this end has.
+    /// At the caller: what the callee has reported. At the callee: the state of this end.
     opened: Opened,
     /// What opened frames have said.
     told: Opened,
     /// The request went in the small lane: small frames that follow stay behind it.
     request_is_small: bool,
     idle: Option<Idle>,
+    /// Of the caller: the deadline counts until the call has been opened so far.
+    opens_by_deadline: Option<Opened>,
     /// Nothing can be sent any more.
     is_over: bool,
     /// It stands in the list of those that have something to send.
     is_listed: bool,
-    /// The same for grants.
+    /// The streams that owe a grant.
     owes_grant: bool,
     /// A reset or stop that must not overtake the request.
     late_reset: Option<u8>,
@@ -127,8 +129,8 @@ impl<W> StreamCall<W> {
         }
     }
 
-    /// Marks the initial metadata, for the reader to know it. It is an item like others, so that it is
-    /// bounded and keeps its place as they do.
+    /// Marks the initial metadata, for the reader to know it. It is an item like others, so that it
+    /// is bounded and keeps its place as they do.
     #[cold]
     fn mark_metadata(
         &mut self,
@@ -199,10 +201,12 @@ pub(super) struct Streams<W> {
     /// How many of them came.
     stale: u64,
     longest_small: usize,
-    /// Bytes of items that the link takes before it reports again.
+    /// Memory of items that the link takes before it reports again, bytes.
     room: i64,
-    /// The most that it ever took.
-    room_limit: u64,
+    /// The link is asked for a report where the room is not larger than this (R6).
+    low_room: i64,
+    /// The most that the room ever was.
+    most_room: u64,
     rules: Rules,
 }
 
@@ -228,7 +232,8 @@ impl<W> Streams<W> {
             stale: 0,
             longest_small: SURELY_SMALL_BYTES,
             room: i64::MAX,
-            room_limit: 0,
+            low_room: 0,
+            most_room: 0,
             rules: Rules::default(),
         }
     }
@@ -264,6 +269,12 @@ impl<W> Streams<W> {
         !self.grants.is_empty() || (!self.ready.is_empty() && self.room > 0)
     }
 
+    /// Whether nothing is counted for a stream.
+    #[cfg(debug_assertions)]
+    pub(super) fn are_none_left(&self) -> bool {
+        self.live_calls == 0 && self.live_incoming == 0 && self.window_bytes == 0
+    }
+
     /// Whether the response of a call said that its results were reset.
     pub(super) fn was_reset(&self, id: CallId) -> bool {
         let stream = self.get(Key::Call(id.index));
@@ -274,7 +285,7 @@ impl<W> Streams<W> {
     pub(super) fn most_queued_frames(&self) -> usize {
         // Opened twice, stop, the end, and grants: each is half of a window.
         const EACH: usize = 8;
-        let items = self.room_limit / LEAST_FRAME_BYTES;
+        let items = self.most_room / LEAST_HELD_BYTES;
         let calls = self.calls.len() + self.incoming.len();
         usize::try_from(items).unwrap_or(usize::MAX / 2).saturating_add(calls * EACH)
     }
@@ -314,6 +325,7 @@ impl<W> Streams<W> {
             },
             request_is_small: false,
             idle,
+            opens_by_deadline: None,
             is_over: false,
             is_listed: false,
             owes_grant: false,
@@ -334,6 +346,20 @@ impl<W> Streams<W> {
         debug_assert!(table[index].is_none(), "the call before left its streams behind");
         table[index] = Some(Box::new(stream));
         *live += 1;
+    }
+
+    /// The deadline of the call counts until the callee has taken it: accepted it, where there are
+    /// results to wait for.
+    pub(super) fn limit_to_opening(&mut self, key: Key, streams: CallStreams) {
+        let needed = if streams.results { Opened::Accepted } else { Opened::Arrived };
+        if let Some(stream) = self.get_mut(key) {
+            stream.opens_by_deadline = Some(needed);
+        }
+    }
+
+    /// Whether the deadline of the call counts only until the callee has taken it.
+    pub(super) fn is_limited_to_opening(&self, key: Key) -> bool {
+        self.get(key).is_some_and(|stream| stream.opens_by_deadline.is_some())
     }
 
     #[inline]
@@ -378,21 +404,6 @@ impl<W> Streams<W> {
         let Ok(memory) = memory.reserve_spare(bytes) else { return false };
         let stream = self.get_mut(key);
         stream.map(|stream| stream.reader.grow_into(memory)).is_some()
-    }
-
-    /// The slots of all calls of the peer that have streams.
-    fn incoming_slots(&self) -> impl Iterator<Item = u32> + use<W> {
-        let slots = (0u32..).zip(&self.incoming).filter(|(_, stream)| stream.is_some());
-        slots.map(|(slot, _)| slot).collect::<Vec<_>>().into_iter()
-    }
-
-    /// Nothing is sent any more.
-    fn forget_output(&mut self) {
-        self.ready.clear();
-        self.grants.clear();
-        for stream in self.calls.iter_mut().chain(&mut self.incoming).flatten() {
-            (stream.is_listed, stream.owes_grant) = (false, false);
-        }
     }
 
     /// Lists a stream that has something to send.

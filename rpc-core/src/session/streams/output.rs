@@ -1,7 +1,7 @@
 //! Frames of streams for the link: grants, items, half-closes.
 
 use super::writer::WriterState;
-use super::{Key, LEAST_FRAME_BYTES, Opened, SLOT_OFFER_BYTES};
+use super::{Key, Opened, SLOT_OFFER_BYTES};
 use crate::session::transmit::{Side, item_tag};
 use crate::session::{Session, SessionEvent, Transmit};
 use crate::wire::{self, ItemHead, WireId};
@@ -69,8 +69,7 @@ impl<W, H> Session<W, H> {
             let waiter = stream.write_waiter.take();
             self.notices.extend(waiter.map(SessionEvent::Wake));
         }
-        let bytes = frame.total_len().max(LEAST_FRAME_BYTES);
-        self.streams.room = self.streams.room.saturating_sub_unsigned(bytes);
+        self.streams.room = self.streams.room.saturating_sub_unsigned(frame.held_bytes());
         self.streams.list(key);
         if is_done {
             self.release_reply(key);

@@ -27,8 +27,10 @@ pub enum Broken {
     HalfAWindowIsGranted,
     /// No grant is ever made.
     ConsumedIsGranted,
-    /// Who drops a receiver tells nobody, and what it discards is not granted again.
+    /// A dropped receiver sends nothing, and grants nothing for the items that it discards.
     DroppedReceiversStop,
+    /// The room for items in the link is not asked for when it runs low.
+    RoomComesBack,
 }
 
 macro_rules! rule {
@@ -64,6 +66,10 @@ impl Rules {
     );
     rule!(
         /// R5.
-        tells_stop, DroppedReceiversStop, true
+        sends_stop, DroppedReceiversStop, true
+    );
+    rule!(
+        /// R6.
+        asks_for_room, RoomComesBack, true
     );
 }

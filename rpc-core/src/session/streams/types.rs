@@ -10,7 +10,8 @@ use crate::session::{CallId, IncomingId};
 pub struct StreamLimits {
     /// Items of a new stream that may come before any was read. Default 16.
     pub items: u32,
-    /// The same, bytes; an item of any length may come while one byte is left. Default 64 KiB.
+    /// Bytes that may be unread; an item of any length may come while one byte is left. Default 64
+    /// KiB.
     pub bytes: u32,
     /// The most that one stream's window grows to, bytes; items grow along. Default 1 MiB.
     pub max_window_bytes: u32,
@@ -54,7 +55,7 @@ pub enum SendError {
     #[error("the receiver has not read enough yet")]
     Full,
     /// The receiver takes no more items, for the reason of this status code (0: none given).
-    #[error("the receiver has stopped the stream")]
+    #[error("the receiver stopped the stream")]
     Stopped(u8),
     /// The call has its outcome, or its caller is gone.
     #[error("the call has ended")]

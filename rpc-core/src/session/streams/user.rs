@@ -70,8 +70,8 @@ impl<W, H> Session<W, H> {
         Ok(())
     }
 
-    /// Registers who waits to write. Returns the one before; or `waiter` itself if there is nothing
-    /// to wait for. To be dropped outside the lock.
+    /// Registers the waiter of a writer. Returns the earlier one, or `waiter` itself if there is
+    /// nothing to wait for, to be dropped outside the lock.
     pub fn set_writer(&mut self, id: impl Into<StreamId>, waiter: W) -> Option<W> {
         let id = id.into();
         if self.writable(id) != Err(SendError::Full) {
@@ -80,9 +80,9 @@ impl<W, H> Session<W, H> {
         self.stream_mut(id)?.1.write_waiter.replace(waiter)
     }
 
-    /// Registers who is to learn that nobody reads any more, also while there is room: a writer that
-    /// has nothing to write. Returns the one before; or `waiter` itself if there is nothing to wait
-    /// for. To be dropped outside the lock.
+    /// Registers the waiter of a writer that has nothing to write: it is woken when nobody reads
+    /// any more. Returns the earlier one, or `waiter` itself if there is nothing to wait for, to be
+    /// dropped outside the lock.
     pub fn watch_writer(&mut self, id: impl Into<StreamId>, waiter: W) -> Option<W> {
         let id = id.into();
         if !matches!(self.writable(id), Ok(()) | Err(SendError::Full)) {
@@ -94,7 +94,7 @@ impl<W, H> Session<W, H> {
         }
     }
 
-    /// Who waits to write.
+    /// The waiter of the writer.
     #[inline]
     #[must_use]
     pub fn writer(&self, id: impl Into<StreamId>) -> Option<&W> {
@@ -110,8 +110,8 @@ impl<W, H> Session<W, H> {
         }
     }
 
-    /// The arguments end before their end: those that wait are dropped, and the callee is told,
-    /// with a status code, 1 to 16. Dropping a sender is one with code 1, cancelled.
+    /// The arguments end before their end: those that wait are dropped, and a reset is sent to the
+    /// callee, with a status code, 1 to 16. Dropping a sender is one with code 1, cancelled.
     pub fn reset(&mut self, id: CallId, code: u8) {
         let Some((_, stream)) = self.stream_mut(id.into()) else { return };
         if !matches!(stream.writer.state, WriterState::Open | WriterState::Finishing) {
@@ -195,8 +195,8 @@ impl<W, H> Session<W, H> {
             || self.stream(id).is_some_and(|(_, stream)| !stream.reader.is_empty())
     }
 
-    /// Registers who waits to read; at a caller, also who waits for the call to be accepted or to
-    /// end. Returns the one before; or `waiter` itself if there is nothing to wait for. To be
+    /// Registers the waiter of a reader; at a caller it also waits for the call to be accepted or
+    /// to end. Returns the earlier one, or `waiter` itself if there is nothing to wait for, to be
     /// dropped outside the lock.
     pub fn set_reader(&mut self, id: impl Into<StreamId>, waiter: W) -> Option<W> {
         let id = id.into();
@@ -214,19 +214,19 @@ impl<W, H> Session<W, H> {
         }
     }
 
-    /// Who waits to read.
+    /// The waiter of the reader.
     #[inline]
     #[must_use]
     pub fn reader(&self, id: impl Into<StreamId>) -> Option<&W> {
         self.stream(id.into())?.1.read_waiter.as_ref()
     }
 
-    /// Gives up reading: what has arrived is dropped, and the sender is told, with a status code, 0
+    /// Gives up reading: items that have arrived are dropped, and the sender gets a status code, 0
     /// to 16. The call goes on.
     pub fn stop(&mut self, id: impl Into<StreamId>, code: u8) {
         let id = id.into();
         let results = matches!(id, StreamId::Call(_));
-        let tells = self.streams.rules.tells_stop();
+        let sends_stop = self.streams.rules.sends_stop();
         let Some((_, stream)) = self.stream_mut(id) else { return };
         if stream.reader.state != ReaderState::Open {
             return;
@@ -237,7 +237,7 @@ impl<W, H> Session<W, H> {
         let code = code.min(crate::wire::code::MAX);
         let waiter = stream.read_waiter.take();
         match stream.wire {
-            _ if had_end || !tells => {}
+            _ if had_end || !sends_stop => {}
             Some(wire) if stream.opened >= Opened::Arrived => {
                 self.frames.push_control(Control::Stop { id: wire, results, code });
             }
@@ -250,8 +250,8 @@ impl<W, H> Session<W, H> {
 
 /// Accepting.
 impl<W, H> Session<W, H> {
-    /// Tells the caller that its call is accepted, before the first item or the response, which
-    /// imply it. Once is enough.
+    /// Notifies the caller that its call is accepted. Needed once, and only before the first item
+    /// or the response: these imply it.
     ///
     /// # Errors
     /// The caller is gone, or the call has no streams.
@@ -274,7 +274,7 @@ impl<W, H> Session<W, H> {
     }
 }
 
-/// What the link tells, and counts for gauges and tests.
+/// Reports of the link, and counts for gauges and tests.
 impl<W, H> Session<W, H> {
     /// The longest message that the link sends in its small lane, bytes.
     pub fn set_longest_small(&mut self, bytes: usize) {
@@ -286,11 +286,23 @@ impl<W, H> Session<W, H> {
         self.streams.memory = Some(memory);
     }
 
-    /// How many bytes of items the link takes until it reports again.
+    /// How much memory, in bytes, items may hold that the link takes until it reports again.
+    /// Returns whether frames of streams that waited for that may leave now.
     #[inline]
-    pub fn set_item_room(&mut self, bytes: u64) {
+    pub fn set_item_room(&mut self, bytes: u64) -> bool {
+        let was_full = self.streams.room <= 0;
         self.streams.room = i64::try_from(bytes).unwrap_or(i64::MAX);
-        self.streams.room_limit = self.streams.room_limit.max(bytes);
+        self.streams.low_room = self.streams.room / 2;
+        self.streams.most_room = self.streams.most_room.max(bytes);
+        was_full && self.streams.has_work()
+    }
+
+    /// Whether the link is to report again. Items take from the room when they leave, also those
+    /// that never wait in the link, so only a report gives the room back.
+    #[inline]
+    #[must_use]
+    pub fn is_item_room_low(&self) -> bool {
+        self.streams.room <= self.streams.low_room && self.streams.rules.asks_for_room()
     }
 
     /// Calls with streams, of this end and of the peer.

@@ -59,7 +59,7 @@ impl Window {
         grows.then_some(self.bytes)
     }
 
-    /// Takes what is to be granted. `grows`: by what [`growth`](Self::growth) told.
+    /// Takes what is to be granted. `grows`: by the result of [`growth`](Self::growth).
     pub(super) fn take_grant(&mut self, is_empty: bool, grows: bool) -> (u32, u64) {
         let mut grant = (self.owed_items, self.owed_bytes);
         (self.owed_items, self.owed_bytes) = (0, 0);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_doubles_while_its_reader_waits_and_there_is_room() {
+    fn a_window_doubles_for_a_waiting_reader() {
         let mut window = Window::new(&LIMITS);
         let mut grant = |is_empty, spare| {
             window.consume(50, Rules::default());

@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use rpc_transport::lock::Mutex;
 use rpc_transport::message::outgoing::OutBuf;
 
+use super::extras::CallExtras;
 use super::{RawCall, State};
 use crate::channel::retry::Failed;
-use crate::client::shared::earliest;
 use crate::context::Context as CallContext;
-use crate::service::reply::CallOutcome;
 use crate::session::{self, Failure, Outcome};
 use crate::status::{Code, Status};
 
@@ -28,13 +27,11 @@ impl RawCall<'_> {
     fn wait(&mut self, delay: Option<Duration>) {
         let channel = Arc::clone(self.via.channel());
         // From now on the time runs that attempts have together.
-        let inherited = CallContext::current_deadline();
-        let deadline = earliest(self.deadline, channel.default_timeout, inherited);
-        self.deadline = deadline.map(|(at, _)| at);
-        let extras = self.extras.get_or_insert_default();
+        let waits_until = self.weigh_deadlines(CallContext::current_deadline());
+        let deadline = waits_until.map(|deadline| self.last_moment(deadline));
+        let extras = self.extras.get_or_insert_with(CallExtras::take);
         let waits = extras.wait_for_ready.unwrap_or(channel.wait_for_ready);
         let name = self.method.name;
-        let deadline = self.deadline;
         extras.wait = Some(Mutex::new(Box::pin(async move {
             let found = match delay {
                 Some(delay) => channel.acquire_after(delay, waits, deadline).await,
@@ -51,7 +48,7 @@ impl RawCall<'_> {
         if let Some(on) = self.on.take() {
             on.is_lost();
         }
-        *self.body = Some(body);
+        self.body = Some(body);
         drop(self.take_load());
         self.wait_for_connection();
     }
@@ -59,7 +56,11 @@ impl RawCall<'_> {
     /// Ready when the call waits no longer.
     #[cold]
     pub(super) fn poll_waiting(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(extras) = &mut *self.extras else { return Poll::Ready(()) };
+        if !self.is_here() {
+            self.refuse_in_child();
+            return Poll::Ready(());
+        }
+        let Some(extras) = &mut self.extras else { return Poll::Ready(()) };
         let waited = match &mut extras.wait {
             Some(wait) => std::task::ready!(wait.get_mut().as_mut().poll(cx)),
             None => Err(Code::Unknown.into()),
@@ -67,12 +68,13 @@ impl RawCall<'_> {
         extras.wait = None;
         match waited {
             Ok(connection) => {
-                self.on = Some(connection);
+                // A key has its own.
+                self.on = Some(connection).filter(|_| extras.affinity.is_none());
                 self.state = State::Ready;
             }
             Err(status) => {
                 // It was sent before, so this is one more attempt that has failed.
-                let goes_on = self.beside.as_ref().is_some_and(|beside| beside.kept.is_some())
+                let goes_on = extras.kept.is_some()
                     && status.code() == Code::Unavailable
                     && extras.attempts.failed() > 0;
                 if !(goes_on && self.try_again(Failed::Refused(None))) {
@@ -86,7 +88,7 @@ impl RawCall<'_> {
 
     /// How an attempt has failed, if the call may be tried again for that.
     pub(super) fn retryable(&self, outcome: &Outcome) -> Option<Failed> {
-        self.kept()?;
+        self.extras.as_ref()?.kept.as_ref()?;
         match outcome {
             Outcome::Reply(reply) => match reply.kind {
                 session::ReplyKind::Status { code, retryable: true, .. } => {
@@ -107,28 +109,23 @@ impl RawCall<'_> {
     pub(super) fn try_again(&mut self, failed: Failed) -> bool {
         let channel = Arc::clone(self.via.channel());
         let Some(retries) = &channel.retry else { return false };
-        if self.kept().is_none() {
+        let Some(extras) = self.extras.as_mut().filter(|extras| extras.kept.is_some()) else {
             return false;
-        }
+        };
         if let Failed::Refused(Some(wait)) = failed {
             channel.hedging.on_pushback(wait);
         }
-        let extras = self.extras.get_or_insert_default();
-        let Some(delay) = retries.after(&mut extras.attempts, failed, self.deadline) else {
-            return false;
-        };
+        let next = retries.after(&mut extras.attempts, failed, self.deadline);
+        if next.has_engaged {
+            channel.log_throttled();
+        }
+        let Some(delay) = next.delay else { return false };
         let may_again = extras.attempts.failed() + 1 < retries.policy.attempts();
-        *self.body = self.beside.as_mut().and_then(|beside| match &beside.kept {
+        self.body = match &extras.kept {
             Some(kept) if may_again => Some(kept.copied()),
-            _ => beside.kept.take(),
-        });
-        if let (Failed::Lost(..), Some(on)) = (failed, self.on.take()) {
-            on.is_lost();
-        }
+            _ => extras.kept.take(),
+        };
         self.on = None;
-        if let Some(load) = self.take_load() {
-            load.refused();
-        }
         self.wait(Some(delay));
         true
     }
@@ -138,15 +135,6 @@ impl RawCall<'_> {
         match self.extras.as_ref().map_or(0, |extras| extras.attempts.failed()) {
             0 | 1 => status,
             failed => status.with_more(format_args!(" (tried {failed} times)")),
-        }
-    }
-
-    /// An idempotent call has ended.
-    #[inline]
-    pub(super) fn let_go_of_kept(&self, kept: OutBuf, found: &CallOutcome) {
-        drop(kept);
-        if let (Some(Ok(_)), Some(retries)) = (found, &self.via.channel().retry) {
-            retries.on_success();
         }
     }
 }

@@ -28,9 +28,7 @@ impl RawCall<'_> {
             StartError::MetadataTooLong(_) => {
                 Status::new(Code::InvalidArgument, format!("{name}: {error}"))
             }
-            StartError::DeadlineExceeded => {
-                Status::new(Code::DeadlineExceeded, format!("{name}: {error}"))
-            }
+            StartError::DeadlineExceeded => self.deadline_exceeded(),
             StartError::PeerGoingAway => self.failed(Failure::PeerGoingAway, true),
             StartError::PeerTakesNoCalls => self.failed(Failure::PeerTakesNoCalls, true),
             StartError::PeerHasNoStreams => self.failed(Failure::PeerHasNoStreams, true),
@@ -42,25 +40,24 @@ impl RawCall<'_> {
     pub(super) fn failed(&self, reason: Failure, never_sent: bool) -> Status {
         let name = self.method.name;
         match reason {
-            Failure::DeadlineExceeded => {
-                Status::new(Code::DeadlineExceeded, format!("{name}: the deadline passed"))
-            }
+            Failure::DeadlineExceeded => self.deadline_exceeded(),
             Failure::NoMemory(reason) => Status::new(
                 Code::ResourceExhausted,
                 format!("{name}: no memory for the reply: {reason}"),
             ),
             Failure::PeerHasNoStreams => Status::unimplemented(format!(
-                "{name}: the {} speaks no streams; bring it up to date",
+                "{name}: the {} does not support streams; update it",
                 self.callee()
             )),
             Failure::PeerTakesNoCalls => Status::unimplemented(format!(
-                "{name}: the {} serves nothing on this connection; a client does if its channel is made \
-                 with `ChannelBuilder::serve`",
+                "{name}: the {} serves no methods on this connection; a client serves methods if \
+                 its channel is built with `ChannelBuilder::serve`",
                 self.callee()
             )),
             // The handler may have run, also to its end.
             Failure::Closed => {
-                // The driver tells the channel too, but perhaps later than this task goes on.
+                // The driver reports it to the channel too, but perhaps later than this task goes
+                // on.
                 if let Some(connection) = &self.on {
                     connection.is_lost();
                 }
@@ -68,16 +65,19 @@ impl RawCall<'_> {
             }
             Failure::PeerGoingAway => {
                 let text = format!(
-                    "{name}: the {} is shutting down and takes no new calls",
+                    "{name}: the {} is shutting down and accepts no new calls",
                     self.callee()
                 );
                 Status::new(Code::Unavailable, text).with_retryable(never_sent)
             }
-            _ => {
-                Status::new(Code::Unavailable, format!("{name}: the call ended without an answer"))
-                    .with_retryable(never_sent)
-            }
+            _ => Status::new(Code::Unavailable, format!("{name}: the call ended without a reply"))
+                .with_retryable(never_sent),
         }
+    }
+
+    #[cold]
+    fn deadline_exceeded(&self) -> Status {
+        Status::deadline_exceeded(format!("{}: {}", self.method.name, self.deadline_passed()))
     }
 
     fn callee(&self) -> &'static str {
@@ -94,7 +94,8 @@ impl RawCall<'_> {
         match Metadata::decode(reply.metadata()) {
             Ok(metadata) => status.with_metadata(metadata),
             Err(error) => {
-                tracing::debug!(method = self.method.name, %error, "metadata of a status is no good");
+                tracing::debug!(method = self.method.name, %error, "the metadata of a status is \
+                                                                    malformed, ignored");
                 status
             }
         }
@@ -110,7 +111,7 @@ impl RawCall<'_> {
             }
             (Code::Unimplemented, UNKNOWN_METHOD) => {
                 format!(
-                    "{}: {}; add the service to the server, or bring the server up to date",
+                    "{}: {}; add the service to the server, or update the server",
                     self.method.name,
                     reply.text()
                 )
@@ -133,12 +134,13 @@ impl RawCall<'_> {
             let theirs = String::from_utf8_lossy(schema.strip_prefix(b"\n").unwrap_or(schema));
             let difference = mine.difference(&theirs, arguments);
             return format!(
-                "{name}: its types have another content at the server: {difference}; build both \
-                 from the same types, or give the changed ones to a method of another name"
+                "{name}: its types differ on the server: {difference}; build both ends from the \
+                 same types, or use the changed types in a method with a new name"
             );
         }
         format!(
-            "{text}, this client has `{signature}`; build both from the same version of the trait"
+            "{text}, this client has `{signature}`; build both ends from the same version of the \
+             trait"
         )
     }
 }

@@ -1,57 +1,47 @@
 //! The second attempt of a call whose first one takes long.
 //!
-//! Owns the attempt and the timer that sends it. When to send it, and what its end means, is decided
-//! by [`Race`].
+//! Owns the attempt and the timer that sends it. When to send it, and what its end means, is
+//! decided by [`Race`].
 //!
 //! Invariant: the second attempt is part of the call: it ends with it, however the call ends.
 
-use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
 
 use rpc_transport::engine::clock;
 use rpc_transport::protocol::config::WhenFull;
-use tokio::time::Sleep;
 
-use super::{Extras, RawCall, State};
+use super::{RawCall, State};
 use crate::channel::hedging::{Ended, HedgingPolicy, Race, SecondEnded, Verdict};
+use crate::channel::picker::CallEnd;
 use crate::channel::retry::Failed;
-use crate::client::load::Loaded;
+use crate::client::Connection;
 use crate::client::shared::{Retries, Shared};
+use crate::reply::CallOutcome;
+use crate::runtime::timer::Timer;
 use crate::service::MethodDescriptor;
-use crate::service::reply::CallOutcome;
+use crate::session::CallId;
 use crate::status::Code;
 
-/// What a call that may be hedged has.
+/// The state of a call that may be hedged.
 pub(super) struct Hedge {
     race: Race,
     /// Until the second attempt is due.
-    timer: Option<Pin<Box<Sleep>>>,
+    timer: Option<Timer>,
     second: Option<Box<RawCall<'static>>>,
 }
 
 impl Hedge {
-    /// A timer for the time at which the race wants to be asked, if there is none.
-    fn set_timer(&mut self, channel: &Shared, at: Instant) -> &mut Pin<Box<Sleep>> {
-        self.timer.get_or_insert_with(|| {
-            // Calls may be awaited outside of any runtime.
-            let _here = channel.demand.runtime().enter();
-            Box::pin(tokio::time::sleep_until(at.into()))
-        })
-    }
-}
-
-impl Extras {
     /// The first attempt is sent, perhaps once more.
     #[cold]
     pub(super) fn on_sent(
-        &mut self,
+        hedge: &mut Option<Self>,
         channel: &Shared,
         method: &'static MethodDescriptor,
         policy: &HedgingPolicy,
     ) {
         let now = clock::now();
-        match &mut self.hedge {
+        match hedge {
             Some(hedge) => {
                 hedge.race.on_sent(now);
                 hedge.timer = None;
@@ -59,53 +49,68 @@ impl Extras {
             None => {
                 let delay = channel.hedging.state.lock().begin(method.id, policy);
                 let race = Race::new(now, delay);
-                self.hedge = Some(Hedge { race, timer: None, second: None });
+                *hedge = Some(Self { race, timer: None, second: None });
             }
         }
+    }
+
+    /// The call is over.
+    #[cold]
+    pub(super) fn end(self, channel: &Shared, method: &MethodDescriptor, found: &CallOutcome) {
+        if let Some(Ok(_)) = found {
+            let took = self.race.took(clock::now());
+            channel.hedging.state.lock().on_answer(method.id, took);
+        }
+        // The second attempt is dropped, if it still runs.
     }
 }
 
 impl RawCall<'_> {
-    /// The first attempt has ended, with what was found, or runs. Ready when the call has ended.
+    /// `first` is the state of the first attempt. Ready when the call has ended.
     #[cold]
     pub(super) fn poll_race(
         &mut self,
-        has_ended: bool,
+        first: Poll<CallOutcome>,
         cx: &mut Context<'_>,
-        found: &mut CallOutcome,
-    ) -> Poll<()> {
-        let mut verdict = if has_ended {
-            // Not for the second time.
-            if !matches!(self.state, State::Over) {
-                self.heed_pushback(found);
-            }
-            self.race(|race| race.on_first(ended(found)))
-        } else {
-            self.send_second(cx);
-            Verdict::GoesOn
-        };
-        let mut others = None;
-        if verdict == Verdict::GoesOn {
-            verdict = self.poll_second(cx, &mut others);
+    ) -> Poll<CallOutcome> {
+        if !self.is_here() {
+            self.leak_timers();
+            return if first.is_ready() { first } else { self.poll_attempt(cx) };
         }
-        match verdict {
-            Verdict::First => Poll::Ready(()),
-            Verdict::Second => {
-                let refused = is_unavailable(&std::mem::replace(found, others));
-                self.second_has_won(refused);
-                Poll::Ready(())
-            }
-            Verdict::GoesOn => {
-                if has_ended {
-                    // Found again by the next poll.
-                    self.over(std::mem::take(found));
+        let mut verdict = match &first {
+            Poll::Ready(found) => {
+                // Once only.
+                if !matches!(self.state, State::Over) {
+                    self.heed_pushback(found);
                 }
+                let hedge = self.extras.as_mut().and_then(|extras| extras.hedge.as_mut());
+                hedge.map_or(Verdict::First, |hedge| hedge.race.on_first(ended(found)))
+            }
+            Poll::Pending => {
+                self.send_second(cx);
+                Verdict::GoesOn
+            }
+        };
+        let mut second = None;
+        if verdict == Verdict::GoesOn {
+            (verdict, second) = self.poll_second(cx);
+        }
+        match (verdict, first) {
+            (Verdict::First, first) => first,
+            (Verdict::Second, first) => {
+                self.second_has_won(first);
+                Poll::Ready(second)
+            }
+            (Verdict::GoesOn, Poll::Ready(found)) => {
+                // The next poll finds it again.
+                self.over(found);
                 Poll::Pending
             }
+            (Verdict::GoesOn, Poll::Pending) => Poll::Pending,
         }
     }
 
-    /// A server that names a time wants no further attempt before.
+    /// A server that names a time wants no further attempt before that.
     fn heed_pushback(&self, found: &CallOutcome) {
         if let Some(Err(status)) = found
             && let Some(wait) = status.retry_after()
@@ -114,38 +119,42 @@ impl RawCall<'_> {
         }
     }
 
-    fn race(&mut self, ask: impl FnOnce(&mut Race) -> Verdict) -> Verdict {
-        let hedge = self.extras.as_mut().and_then(|extras| extras.hedge.as_mut());
-        hedge.map_or(Verdict::First, |hedge| ask(&mut hedge.race))
-    }
-
     /// Sends the second attempt, if it is time.
     fn send_second(&mut self, cx: &mut Context<'_>) {
         let channel = self.via.channel();
-        let Some(extras) = &mut *self.extras else { return };
+        let Some(extras) = self.extras.as_deref_mut() else { return };
         let Some(hedge) = &mut extras.hedge else { return };
-        let Some(at) = hedge.race.next() else { return };
-        if hedge.set_timer(channel, at).as_mut().poll(cx).is_pending() {
-            return;
-        }
-        hedge.timer = None;
-        let kept = self.beside.as_ref().and_then(|beside| beside.kept.as_ref());
-        let again = match (kept, &self.on) {
-            (Some(body), Some(on)) if matches!(self.state, State::InFlight(_)) => Some((body, on)),
-            _ => None,
+        let (now, again) = loop {
+            let Some(at) = hedge.race.next() else { return };
+            let timer = hedge.timer.get_or_insert_with(|| Timer::at(at));
+            if timer.poll(cx, &channel.demand.home).is_pending() {
+                return;
+            }
+            hedge.timer = None;
+            // The timer's clock may be a little behind.
+            let now = clock::now().max(at);
+            let (Some(body), Some(on), State::InFlight) = (&extras.kept, &self.on, self.state)
+            else {
+                break (now, None);
+            };
+            let other = channel.another(on);
+            // In the same line the second one would wait behind the first, or be refused.
+            if Arc::ptr_eq(&other, on) && is_in_line(on, self.id) {
+                hedge.race.on_in_line(now);
+                continue;
+            }
+            break (now, Some((body, other)));
         };
-        // The timer's clock may be a little behind.
-        let now = clock::now().max(at);
         let sends = {
             let mut hedging = channel.hedging.state.lock();
             let throttle = channel.retry.as_ref().map(Retries::throttle);
             hedge.race.on_time(now, again.is_some(), &mut hedging, throttle.as_deref())
         };
-        let Some((body, on)) = again.filter(|_| sends) else { return };
+        let Some((body, other)) = again.filter(|_| sends) else { return };
         let mut second = RawCall::new(channel, self.method, Some(body.copied()));
-        second.deadline = self.deadline;
-        second.on = Some(channel.another(on));
-        let of_second = second.extras.get_or_insert_default();
+        (second.deadline, second.whose) = (self.deadline, self.whose);
+        second.on = Some(other);
+        let of_second = second.extras_mut();
         of_second.metadata = extras.metadata.clone();
         of_second.is_second = true;
         of_second.when_full = Some(WhenFull::Refuse);
@@ -153,18 +162,18 @@ impl RawCall<'_> {
         hedge.second = Some(Box::new(second.into_detached()));
     }
 
-    fn poll_second(&mut self, cx: &mut Context<'_>, found: &mut CallOutcome) -> Verdict {
+    /// Polls the second attempt, if it runs. Gives its outcome, once it has one.
+    fn poll_second(&mut self, cx: &mut Context<'_>) -> (Verdict, CallOutcome) {
         let channel = self.via.channel();
         let hedge = self.extras.as_mut().and_then(|extras| extras.hedge.as_mut());
-        let Some(hedge) = hedge else { return Verdict::GoesOn };
-        let Some(second) = &mut hedge.second else { return Verdict::GoesOn };
-        if second.poll(cx, found).is_pending() {
-            return Verdict::GoesOn;
-        }
+        let Some(hedge) = hedge else { return (Verdict::GoesOn, None) };
+        let Some(second) = &mut hedge.second else { return (Verdict::GoesOn, None) };
+        let Poll::Ready(found) = second.poll(cx) else { return (Verdict::GoesOn, None) };
         let how = if matches!(second.state, State::Over) {
-            // What this end says of an attempt that never left is no answer.
+            // The status of an attempt that never left is this end's own, and no answer.
+            channel.hedging.state.lock().on_unsent();
             SecondEnded::NeverSent
-        } else if ended(found) == Ended::Answered {
+        } else if ended(&found) == Ended::Answered {
             SecondEnded::Answered
         } else {
             let lost = second.on.as_ref().filter(|on| on.close_cause().is_some());
@@ -182,54 +191,41 @@ impl RawCall<'_> {
             None => hedge.race.on_second(how, None),
         };
         if verdict != Verdict::Second {
-            second.take_load().iter().for_each(Loaded::refused);
+            if let Some(load) = second.take_load() {
+                load.end_with(&found, second.method);
+            }
             hedge.second = None;
         }
-        self.heed_pushback(found);
-        verdict
+        self.heed_pushback(&found);
+        (verdict, found)
     }
 
-    /// The call ends with what the second attempt has found: the first is cancelled, unless the end
-    /// point has refused it.
-    fn second_has_won(&mut self, refused: bool) {
-        if let (State::InFlight(call), Some(connection)) = (self.state, &self.on) {
-            super::cancel(connection, call, self.method);
+    /// The call ends with what the second attempt has found: the first is cancelled, unless it has
+    /// failed.
+    fn second_has_won(&mut self, first: Poll<CallOutcome>) {
+        if let (State::InFlight, Some(connection)) = (self.state, &self.on) {
+            super::cancel(connection, self.id, self.method);
         }
         self.state = State::Done;
         if let Some(load) = self.take_load() {
-            if refused {
-                load.refused();
-            } else {
-                // It would have taken longer still.
-                load.answered();
+            match first {
+                Poll::Ready(found) => load.end_with(&found, self.method),
+                Poll::Pending => load.end(CallEnd::GivenUp),
             }
         }
-        let Some(extras) = &mut *self.extras else { return };
+        let Some(extras) = &mut self.extras else { return };
         extras.wait = None;
         let second = extras.hedge.as_mut().and_then(|hedge| hedge.second.as_mut());
         if let Some(second) = second {
             self.on = second.on.take();
-            if let Some(load) = second.take_load() {
-                self.set_load(load);
-            }
+            extras.load = second.take_load();
         }
     }
 }
 
-impl Hedge {
-    /// The call is over.
-    #[cold]
-    pub(super) fn end(self, channel: &Shared, method: &MethodDescriptor, found: &CallOutcome) {
-        if let Some(Ok(_)) = found {
-            let took = self.race.took(clock::now());
-            channel.hedging.state.lock().on_answer(method.id, took);
-        }
-        // With it goes the second attempt, if it runs still.
-    }
-}
-
-fn is_unavailable(found: &CallOutcome) -> bool {
-    matches!(found, Some(Err(status)) if status.code() == Code::Unavailable)
+/// Whether a call waits until it may be sent.
+fn is_in_line(on: &Connection, call: CallId) -> bool {
+    on.shard.look(on.key, |peer| peer.session.is_in_line(call)) == Some(true)
 }
 
 /// Whether another attempt may end otherwise.

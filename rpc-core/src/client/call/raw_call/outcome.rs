@@ -1,52 +1,52 @@
 //! Takes the outcome of a call from the session, or waits for it.
 
-use std::future::Future;
-use std::pin::pin;
 use std::task::{Context, Poll};
 
+use rpc_transport::engine::poll::give_way;
 use rpc_transport::engine::shard::Waited;
-use rpc_transport::message::outgoing::OutBuf;
 
-use super::{RawCall, Sent, State};
-use crate::endpoint::RpcEndpoint;
-use crate::endpoint::counts::{body_bytes, end_of};
-use crate::observability::stats::counts::{End, Timed};
-use crate::service::reply::CallOutcome;
-use crate::service::{MethodDescriptor, ReplyKind};
-use crate::session::{self, CallId, Failure, NoResult, Outcome};
+use super::{RawCall, State};
+use crate::channel::retry::Failed;
+use crate::endpoint::take::{NotResult, Sent, Taken};
+use crate::reply::CallOutcome;
+use crate::service::ReplyKind;
+use crate::session::{self, Outcome};
+use crate::stats::counts::Timed;
+use crate::status::Code;
 
 impl RawCall<'_> {
     /// The attempt in flight.
     #[inline]
-    pub(super) fn sent(&self, call: CallId) -> Sent<'_> {
-        Sent {
-            call,
-            method: self.method,
-            began: self.beside.as_ref().and_then(|beside| beside.began.as_ref()),
-        }
+    pub(super) fn sent(&self) -> Sent<'_> {
+        Sent { call: self.id, method: self.method, began: self.began() }
     }
 
-    /// Takes the outcome; or waits for it, if need be by polling in place of the driver.
+    /// When the attempt in flight was sent, if it is timed.
     #[inline]
-    pub(super) fn poll_outcome(
-        &mut self,
-        call: CallId,
-        cx: &mut Context<'_>,
-        found: &mut CallOutcome,
-    ) -> Poll<()> {
-        let Some(connection) = &self.on else { return self.found(Some(CONNECTION_GONE), found) };
-        let mut other = None;
-        let mut is_registered = false;
-        let waited = connection.shard.wait(connection.key, call.as_u64(), |peer| {
-            if peer.take(self.sent(call), found, &mut other) {
-                return Some(());
+    pub(super) fn began(&self) -> Option<&Timed> {
+        self.extras.as_ref()?.began.as_ref()
+    }
+
+    /// Takes the outcome, or waits for it. The caller polls for the driver, if no other caller
+    /// does.
+    #[inline]
+    pub(super) fn poll_outcome(&mut self, cx: &mut Context<'_>) -> Poll<CallOutcome> {
+        let Some(connection) = &self.on else { return self.connection_gone() };
+        let sent = self.sent();
+        let (mut taken, mut is_registered) = (None, false);
+        let waited = connection.shard.wait(connection.key, sent.call.as_u64(), |peer| {
+            taken = peer.take(sent);
+            if taken.is_none() {
+                let waiter = peer.session.waiter(sent.call);
+                is_registered = waiter.is_some_and(|waiter| waiter.will_wake(cx.waker()));
             }
-            let waiter = peer.session.waiter(call);
-            is_registered = waiter.is_some_and(|waiter| waiter.will_wake(cx.waker()));
-            None
+            taken.is_some()
         });
+        if let Some(taken) = taken {
+            return Poll::Ready(self.on_taken(taken));
+        }
         match waited {
-            Some(Waited::Done(())) => self.found(other, found),
+            None | Some(Waited::Done) => self.connection_gone(),
             Some(Waited::Leads) => {
                 cx.waker().wake_by_ref();
                 Poll::Pending
@@ -56,65 +56,74 @@ impl RawCall<'_> {
                 Poll::Pending
             }
             Some(Waited::Sleeps) if is_registered => Poll::Pending,
-            Some(Waited::Sleeps) => self.poll_with_waker(call, cx, found),
-            None => self.found(Some(CONNECTION_GONE), found),
+            Some(Waited::Sleeps) => self.poll_with_waker(cx),
         }
     }
 
     /// Registers a new waker. Wakers are the caller's code, so they are cloned and dropped outside
     /// the shard's lock.
     #[inline(never)]
-    fn poll_with_waker(
-        &mut self,
-        call: CallId,
-        cx: &Context<'_>,
-        found: &mut CallOutcome,
-    ) -> Poll<()> {
-        let Some(connection) = &self.on else { return self.found(Some(CONNECTION_GONE), found) };
-        let waker = cx.waker().clone();
-        let mut other = None;
-        let sent = self.sent(call);
-        let not_needed = connection.shard.fall_asleep(connection.key, |peer| {
-            if peer.take(sent, found, &mut other) {
-                Err(waker)
-            } else {
-                Ok(peer.session.set_waiter(call, waker))
+    fn poll_with_waker(&mut self, cx: &Context<'_>) -> Poll<CallOutcome> {
+        let Some(connection) = &self.on else { return self.connection_gone() };
+        let (sent, waker) = (self.sent(), cx.waker().clone());
+        let registered = connection.shard.fall_asleep(connection.key, |peer| {
+            // What is not needed, an earlier waker or this one, is dropped outside the lock.
+            match peer.take(sent) {
+                Some(taken) => (Some(taken), Some(waker)),
+                None => (None, peer.session.set_waiter(sent.call, waker)),
             }
         });
-        match not_needed {
-            Some(Ok(_earlier_waker)) => Poll::Pending,
-            Some(Err(_waker)) => self.found(other, found),
-            None => self.found(Some(CONNECTION_GONE), found),
+        match registered {
+            Some((None, _)) => Poll::Pending,
+            Some((Some(taken), _)) => Poll::Ready(self.on_taken(taken)),
+            None => self.connection_gone(),
         }
     }
 
-    /// Marks the call as one that the session no longer knows.
-    #[inline]
-    fn found(&mut self, other: Option<Other>, found: &mut CallOutcome) -> Poll<()> {
-        self.state = State::Done;
-        if let Some(other) = other {
-            *found = self.rarely_found(other);
-        }
-        Poll::Ready(())
-    }
-
-    /// Slow path: any outcome but a result that was already taken on the fast path. Nothing if the
-    /// call goes on: it waits then.
     #[cold]
-    pub(super) fn rarely_found(&mut self, other: Other) -> CallOutcome {
-        let Other { outcome, request } = other;
-        if !self.method.has_streams()
-            && let Some(body) = request.and_then(|body| self.rewound(body))
-        {
-            self.send_elsewhere(body);
-            return None;
+    fn connection_gone(&mut self) -> Poll<CallOutcome> {
+        Poll::Ready(self.on_taken(Err(Box::new(NotResult::CONNECTION_GONE))))
+    }
+
+    /// The session no longer knows the call. Gives the outcome, unless the call goes on.
+    #[inline]
+    pub(super) fn on_taken(&mut self, taken: Taken) -> CallOutcome {
+        self.state = State::Done;
+        match taken {
+            Ok(message) => Some(Ok((ReplyKind::Ok, message))),
+            Err(other) => self.on_not_result(*other),
         }
-        if let Some(failed) = self.retryable(&outcome)
-            && self.try_again(failed)
-        {
-            return None;
+    }
+
+    /// Slow path of [`RawCall::on_taken`]. A call that goes on waits for another connection.
+    #[cold]
+    pub(super) fn on_not_result(&mut self, other: NotResult) -> CallOutcome {
+        if !self.is_here() {
+            self.leak_timers();
+            return Some(Err(self.forked()));
         }
-        // The server's own word stays as it is.
+        let NotResult { outcome, request } = other;
+        if let Some(request) = request {
+            self.extras_mut().is_counted = true;
+            if let Some(body) = self.rewound(request) {
+                self.send_elsewhere(body);
+                return None;
+            }
+            self.count_unsent(Code::Unavailable);
+        }
+        if let Some(failed) = self.retryable(&outcome) {
+            // Before the next attempt, which has a load of its own.
+            if let (Failed::Lost(..), Some(on)) = (failed, &self.on) {
+                on.is_lost();
+            }
+            if let Some(load) = self.take_load() {
+                load.end_with_code(self.method.name, code_of(&outcome));
+            }
+            if self.try_again(failed) {
+                return None;
+            }
+        }
+        // A status of the server stays as it is.
         let is_reply = matches!(outcome, Outcome::Reply(_));
         match self.ended(outcome) {
             Some(Err(status)) if !is_reply => Some(Err(self.with_attempts(status))),
@@ -140,85 +149,16 @@ impl RawCall<'_> {
     }
 }
 
-/// Has the task polled again once others have run. Where one thread runs them all, I/O is polled first: what the
-/// caller waits for may come from a task that sleeps there until then. Where there are several, others do that.
-fn give_way(cx: &mut Context<'_>) {
-    let runtime = tokio::runtime::Handle::try_current();
-    if runtime.is_ok_and(|it| it.metrics().num_workers() == 1) {
-        let _ = pin!(tokio::task::yield_now()).poll(cx);
-    } else {
-        cx.waker().wake_by_ref();
-    }
-}
-
-/// An outcome that is no result.
-pub(super) struct Other {
-    pub(super) outcome: Outcome,
-    /// The request, if another connection may take it.
-    pub(super) request: Option<OutBuf>,
-}
-
-impl RpcEndpoint {
-    /// Takes the outcome of a call, if it has arrived: a result goes straight into `found`, any other
-    /// outcome is returned in `other`. Whether it has arrived.
-    #[inline]
-    pub(super) fn take(
-        &mut self,
-        Sent { call, method, began }: Sent<'_>,
-        found: &mut CallOutcome,
-        other: &mut Option<Other>,
-    ) -> bool {
-        self.take_apart(call, method, began, found, other)
-    }
-
-    // Apart, so that all of it is passed in registers.
-    fn take_apart(
-        &mut self,
-        call: CallId,
-        method: &'static MethodDescriptor,
-        began: Option<&Timed>,
-        found: &mut CallOutcome,
-        other: &mut Option<Other>,
-    ) -> bool {
-        match self.session.take_result(call) {
-            Ok((message, method_index)) => {
-                self.counts.on_end(method_index, End::OK, body_bytes(&message));
-                if let Some(began) = began {
-                    self.counts.on_timed(method_index, *began);
-                }
-                debug_assert!(found.is_none(), "a call has one outcome");
-                // There is nothing to drop.
-                std::mem::forget(found.replace(Ok((ReplyKind::Ok, message))));
-                true
-            }
-            Err(NoResult::Pending) => false,
-            Err(NoResult::Other) => {
-                *other = take_other(self, Sent { call, method, began });
-                true
-            }
-        }
-    }
-}
-
+/// The code with which an attempt ended that may be made again.
 #[cold]
-fn take_other(peer: &mut RpcEndpoint, sent: Sent<'_>) -> Option<Other> {
-    let request = peer.session.take_request(sent.call);
-    let outcome = peer.session.take_outcome(sent.call)?;
-    count(peer, sent, &outcome);
-    Some(Other { outcome, request })
-}
-
-/// Counts the outcome of a call.
-pub(super) fn count(peer: &mut RpcEndpoint, sent: Sent<'_>, outcome: &Outcome) {
-    let ((end, bytes), method_index) = (end_of(outcome), sent.method.dense_index());
-    peer.counts.on_end(method_index, end, bytes);
-    if let Some(began) = sent.began {
-        peer.counts.on_timed(method_index, *began);
+fn code_of(outcome: &Outcome) -> Code {
+    match outcome {
+        Outcome::Reply(reply) => match reply.kind {
+            session::ReplyKind::Status { code, .. } => {
+                Code::from_number(code).unwrap_or(Code::Unknown)
+            }
+            _ => Code::Ok,
+        },
+        Outcome::Failed { .. } => Code::Unavailable,
     }
 }
-
-/// The outcome of a call whose connection the shard no longer has.
-pub(super) const CONNECTION_GONE: Other = Other {
-    outcome: Outcome::Failed { reason: Failure::Closed, never_sent: false },
-    request: None,
-};

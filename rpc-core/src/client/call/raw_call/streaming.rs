@@ -1,29 +1,30 @@
 //! A call that has streams.
 //!
-//! Owns what such a call has beyond its outcome: whether it was accepted, its stream's place, and how
-//! the stream of results ended.
+//! Owns the steps of such a call besides its outcome: its acceptance, its stream, and the end of
+//! the stream of results.
 
 use std::task::{Context, Poll};
 
-use super::outcome::{CONNECTION_GONE, Other, count};
 use super::{RawCall, State};
+use crate::channel::picker::CallEnd;
 use crate::codec::Codec;
 use crate::endpoint::RpcEndpoint;
-use crate::service::reply::CallOutcome;
+use crate::endpoint::take::NotResult;
+use crate::reply::CallOutcome;
 use crate::service::{MethodDescriptor, ReplyKind, ReplyParts};
 use crate::session::{self, CallId, Failure, Outcome};
 use crate::status::{Code, Status};
 use crate::stream::StreamEnd;
 use crate::stream::call::ResultsCall;
 use crate::stream::item_counts::ItemCounters;
-use crate::stream::line::LineRef;
+use crate::stream::stream_ref::StreamRef;
 use crate::stream::upload::PumpedCall;
 
-/// What became of a call that wants a stream of results.
+/// Whether the server has accepted a call with a stream of results.
 pub(crate) enum Accepted {
-    /// There is a stream.
+    /// There is a stream of results.
     Yes,
-    /// There is none, and the outcome says why.
+    /// There is none. The outcome says why.
     No(CallOutcome),
 }
 
@@ -32,30 +33,24 @@ impl RawCall<'_> {
     pub(crate) fn begin(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             match self.state {
-                State::Ready => {
-                    let mut found = None;
-                    self.send(false, &mut found);
-                    if found.is_some() {
-                        self.over(found);
-                    }
-                }
+                State::Ready => self.send_unawaited(),
                 State::Waiting => std::task::ready!(self.poll_waiting(cx)),
-                State::InFlight(_) | State::Over | State::Done => return Poll::Ready(()),
+                State::InFlight | State::Over | State::Done => return Poll::Ready(()),
             }
         }
     }
 
     fn id(&self) -> Option<CallId> {
         match self.state {
-            State::InFlight(call) => Some(call),
+            State::InFlight => Some(self.id),
             _ => None,
         }
     }
 
-    pub(crate) fn line(&self) -> Option<LineRef<'_>> {
+    pub(crate) fn stream(&self) -> Option<StreamRef<'_>> {
         let connection = self.on.as_ref()?;
         let id = self.id()?.into();
-        Some(LineRef { shard: &connection.shard, key: connection.key, id })
+        Some(StreamRef { shard: &connection.shard, key: connection.key, id })
     }
 
     /// The call, while arguments may be sent.
@@ -64,7 +59,7 @@ impl RawCall<'_> {
         Some(PumpedCall {
             codec: connection.codec,
             placement: connection.placement(),
-            line: self.line()?,
+            stream: self.stream()?,
             method: self.method,
             counters: self.item_counters(),
         })
@@ -72,16 +67,23 @@ impl RawCall<'_> {
 
     /// Ready when the server has accepted the call, or it has ended.
     pub(crate) fn poll_accepted(&mut self, cx: &Context<'_>) -> Poll<Accepted> {
-        if let (Some(id), Some(line)) = (self.id(), self.line()) {
+        if let (Some(id), Some(stream)) = (self.id(), self.stream()) {
             let state = |peer: &RpcEndpoint| match peer.session.is_accepted(id) {
                 true => Some(true),
                 false => peer.session.has_outcome(id).then_some(false),
             };
             loop {
-                match line.with(|peer| state(peer)) {
-                    Some(Some(true)) => return Poll::Ready(Accepted::Yes),
+                match stream.with(|peer| state(peer)) {
+                    Some(Some(true)) => {
+                        // That is the end point's answer: its load does not determine how long the
+                        // stream lasts.
+                        if let Some(load) = self.take_load() {
+                            load.end(CallEnd::Answered);
+                        }
+                        return Poll::Ready(Accepted::Yes);
+                    }
                     Some(Some(false)) | None => break,
-                    Some(None) if line.wait_to_read(cx, |peer| state(peer).is_some()) => {
+                    Some(None) if stream.wait_to_read(cx, |peer| state(peer).is_some()) => {
                         return Poll::Pending;
                     }
                     Some(None) => {}
@@ -99,31 +101,22 @@ impl RawCall<'_> {
 
     /// Takes the outcome, behind all items.
     fn take_end(&mut self) -> (StreamEnd, CallOutcome) {
-        let mut found = None;
-        let end = match self.id() {
-            None => {
-                self.take_found(&mut found);
-                match found {
-                    Some(Ok((ReplyKind::Ok, _))) => StreamEnd::Finished,
-                    _ => StreamEnd::Failed,
-                }
-            }
-            Some(id) => {
-                let outcome = self.on.as_ref().and_then(|connection| {
-                    let sent = self.sent(id);
-                    connection.shard.with(connection.key, |peer| {
-                        let outcome = peer.session.take_outcome(id)?;
-                        count(peer, sent, &outcome);
-                        Some(outcome)
-                    })
-                });
-                let other = outcome.flatten().map(|outcome| Other { outcome, request: None });
-                let other = other.unwrap_or(CONNECTION_GONE);
-                let end = end_of(&other.outcome);
-                found = self.rarely_found(other);
-                end
-            }
+        if self.id().is_none() {
+            let found = self.take_found();
+            self.state = State::Done;
+            let is_ok = matches!(found, Some(Ok((ReplyKind::Ok, _))));
+            return (if is_ok { StreamEnd::Finished } else { StreamEnd::Failed }, found);
+        }
+        let sent = self.sent();
+        let outcome = self.on.as_ref().and_then(|connection| {
+            connection.shard.with(connection.key, |peer| peer.take_end(sent)).flatten()
+        });
+        let ended = match outcome {
+            Some(outcome) => NotResult { outcome, request: None },
+            None => NotResult::CONNECTION_GONE,
         };
+        let end = end_of(&ended.outcome);
+        let found = self.on_not_result(ended);
         self.state = State::Done;
         (end, found)
     }
@@ -138,8 +131,8 @@ impl ResultsCall for RawCall<'static> {
         self.method
     }
 
-    fn line(&self) -> Option<LineRef<'_>> {
-        self.line()
+    fn stream(&self) -> Option<StreamRef<'_>> {
+        self.stream()
     }
 
     fn pumped(&self) -> Option<PumpedCall<'_>> {
@@ -153,16 +146,16 @@ impl ResultsCall for RawCall<'static> {
     fn finish(&mut self, own: Option<Status>) -> (StreamEnd, ReplyParts) {
         let (end, mut found) = self.take_end();
         if let Some(status) = own {
-            self.end_by_source(&mut found, status);
+            found = self.end_by_source(&found, status);
         }
         (end, self.finish(found))
     }
 
     fn cancel(&mut self) {
-        if let State::InFlight(call) = self.state {
+        if let State::InFlight = self.state {
             self.state = State::Done;
             if let Some(connection) = &self.on {
-                super::cancel(connection, call, self.method);
+                super::cancel(connection, self.id, self.method);
             }
         }
     }

@@ -1,0 +1,179 @@
+//! Who is at the other end of a connection.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use rpc_transport::device::PeerIdentity;
+
+use crate::text::printable;
+
+/// Who is at the other end of a connection, as far as this end knows: handlers and interceptors
+/// find their caller's in [`Context::identity`](crate::Context::identity).
+///
+/// It is that of the last hop: a proxy between caller and server is the caller.
+///
+/// ```
+/// use rpc_core::{Code, Context, Status};
+///
+/// fn only_root() -> Result<(), Status> {
+///     let context = Context::current();
+///     match context.identity().and_then(|caller| caller.unix()) {
+///         Some(user) if user.uid == 0 => Ok(()),
+///         _ => Err(Status::permission_denied("root alone may do this")),
+///     }
+/// }
+/// # assert_eq!(only_root().unwrap_err().code(), Code::PermissionDenied);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    peer: PeerIdentity,
+    name: Option<Arc<str>>,
+}
+
+/// The user and the process at the other end of `shm://`, as the kernel reports them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UnixUser {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+    /// Process id, for logs: another process may have it soon.
+    pub pid: u32,
+}
+
+impl Identity {
+    /// What the transport knows: the address, or the process.
+    #[must_use]
+    pub fn peer(&self) -> &PeerIdentity {
+        &self.peer
+    }
+
+    /// The name that a server's [`authenticate`](crate::ServerBuilder::authenticate) has given to
+    /// the caller because of its credentials.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// The peer with what its credentials say.
+    pub(crate) fn with(&self, verified: &Verified) -> Self {
+        Self { peer: self.peer.clone(), name: Some(Arc::from(&*verified.name)) }
+    }
+
+    /// The address, over `tcp://` and `rdma://`. It does not prove who calls.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        match self.peer {
+            PeerIdentity::Network(address) => Some(address),
+            _ => None,
+        }
+    }
+
+    /// The user, over `shm://`.
+    #[must_use]
+    pub fn unix(&self) -> Option<UnixUser> {
+        match self.peer {
+            PeerIdentity::Process { uid, gid, pid } => Some(UnixUser { uid, gid, pid }),
+            _ => None,
+        }
+    }
+}
+
+/// What a transport knows, for contexts made by hand.
+impl From<PeerIdentity> for Identity {
+    fn from(peer: PeerIdentity) -> Self {
+        Self { peer, name: None }
+    }
+}
+
+/// For people: the name, if there is one, before what [`PeerIdentity`] shows.
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => write!(f, "{} at {}", printable(name), self.peer),
+            None => self.peer.fmt(f),
+        }
+    }
+}
+
+/// What [`ServerBuilder::authenticate`](crate::ServerBuilder::authenticate) has found out about a
+/// caller.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct Verified {
+    name: String,
+}
+
+impl Verified {
+    /// The caller's name: what its [`Identity::name`] is to be.
+    pub fn named(name: impl Into<String>) -> Self {
+        Self { name: name.into() }
+    }
+}
+
+/// What a client shows a server to prove who it is: a token, for example. Its bytes are in no log
+/// and no `Debug`.
+///
+/// ```
+/// use rpc_core::identity::Credentials;
+///
+/// let credentials = Credentials::from("s3cret");
+/// assert!(credentials.matches(b"s3cret") && !credentials.matches(b"guess"));
+/// assert_eq!(format!("{credentials:?}"), "Credentials(..)");
+/// ```
+#[derive(Clone)]
+pub struct Credentials(Arc<[u8]>);
+
+impl Credentials {
+    /// The bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The bytes, if they are text.
+    #[must_use]
+    pub fn as_text(&self) -> Option<&str> {
+        std::str::from_utf8(&self.0).ok()
+    }
+
+    /// Whether they are equal to a secret. How long that takes says nothing about the secret's
+    /// bytes, only about its length.
+    #[must_use]
+    pub fn matches(&self, secret: &[u8]) -> bool {
+        let differ = |so_far, (own, other): (&u8, &u8)| std::hint::black_box(so_far | own ^ other);
+        self.0.len() == secret.len() && self.0.iter().zip(secret).fold(0, differ) == 0
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Credentials(..)")
+    }
+}
+
+impl From<&[u8]> for Credentials {
+    fn from(bytes: &[u8]) -> Self {
+        Self(bytes.into())
+    }
+}
+
+impl From<Vec<u8>> for Credentials {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(bytes.into())
+    }
+}
+
+impl From<&str> for Credentials {
+    fn from(text: &str) -> Self {
+        text.as_bytes().into()
+    }
+}
+
+impl From<String> for Credentials {
+    fn from(text: String) -> Self {
+        text.into_bytes().into()
+    }
+}

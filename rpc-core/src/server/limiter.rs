@@ -1,0 +1,294 @@
+//! The rule by which a server's limit of calls in flight follows its capacity: pure, without a
+//! clock.
+//!
+//! The rule compares the mean time of the calls of a window with the least mean of the last
+//! seconds, the *floor*. From both it reckons how many of the calls in flight only waited. Few: the
+//! limit grows. Many: it shrinks. So it needs no number from the user, and settles a little above
+//! the number of calls that the server can work on at once.
+//!
+//! Invariants:
+//! 1. The limit stays between `least` and `most`.
+//! 2. It grows only if the calls of a window reached it: a limit that nobody reaches says nothing.
+//! 3. A floor is used for [`FLOOR_LIFE`]. Under load it is then measured anew, with half of the
+//!    calls that seem to be worked on, for two windows: the first empties the queue, the second
+//!    measures.
+
+use std::time::Duration;
+
+/// Shortest window.
+pub(super) const WINDOW: Duration = Duration::from_millis(100);
+/// Calls that a window needs, so that its mean says something.
+pub(super) const WINDOW_CALLS: u32 = 50;
+/// A window of this age ends with fewer calls.
+pub(super) const OLD_WINDOW: Duration = Duration::from_secs(2);
+/// How long a floor is believed.
+const FLOOR_LIFE: Duration = Duration::from_secs(15);
+/// Means up to this multiple of the floor show no queue: calls differ, and so do their times.
+const TOLERANCE: f64 = 1.5;
+/// Limit at the start.
+const FIRST: u32 = 32;
+
+/// What the calls of one window showed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Window {
+    /// Mean time from the arrival of a call to its end.
+    pub(super) mean: Duration,
+    /// Most calls that were in flight.
+    pub(super) peak: u32,
+    /// Time since the last window.
+    pub(super) length: Duration,
+}
+
+/// The least mean of the last seconds.
+#[derive(Debug, Clone, Copy)]
+struct Floor {
+    mean: f64,
+    age: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Probe {
+    No,
+    /// The queue empties; then the limit is to be this again.
+    Emptying(f64),
+    Measuring(f64),
+}
+
+/// The limit, and what it follows.
+#[derive(Debug)]
+pub(super) struct Limiter {
+    limit: f64,
+    least: f64,
+    most: f64,
+    floor: Option<Floor>,
+    probe: Probe,
+}
+
+impl Limiter {
+    pub(super) fn new(least: u32, most: u32) -> Self {
+        let (least, most) = (f64::from(least.max(1)), f64::from(most.max(least).max(1)));
+        let limit = f64::from(FIRST).clamp(least, most);
+        Self { limit, least, most, floor: None, probe: Probe::No }
+    }
+
+    /// The limit now.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1 to u32::MAX")]
+    pub(super) fn limit(&self) -> u32 {
+        self.limit as u32
+    }
+
+    /// A window has ended.
+    pub(super) fn on_window(&mut self, window: Window) {
+        let mean = window.mean.as_secs_f64().max(1e-9);
+        let peak = f64::from(window.peak);
+        let is_reached = peak >= self.limit().into();
+        match self.probe {
+            Probe::Emptying(before) => {
+                self.probe = Probe::Measuring(before);
+                return;
+            }
+            Probe::Measuring(before) => {
+                self.floor = Some(Floor { mean, age: Duration::ZERO });
+                (self.probe, self.limit) = (Probe::No, before);
+                return;
+            }
+            Probe::No => {}
+        }
+        let floor = self.floor.get_or_insert(Floor { mean, age: Duration::ZERO });
+        floor.age += window.length;
+        if mean <= floor.mean {
+            *floor = Floor { mean, age: Duration::ZERO };
+        } else if floor.age >= FLOOR_LIFE {
+            if !is_reached {
+                *floor = Floor { mean, age: Duration::ZERO };
+            } else if self.limit > self.least {
+                self.probe = Probe::Emptying(self.limit);
+                let working = self.limit * (floor.mean / mean);
+                self.set(working / 2.0);
+                return;
+            }
+        }
+        let floor = floor.mean;
+        let waiting = peak * (1.0 - floor * TOLERANCE / mean);
+        let few = self.limit.sqrt() / 2.0;
+        if waiting > 4.0 * few {
+            // Far too many: at once to those that would not have waited.
+            self.set((peak * floor * TOLERANCE / mean + few).max(self.limit / 2.0));
+        } else if waiting > 2.0 * few {
+            self.set(self.limit - 1.0);
+        } else if waiting < few && is_reached {
+            let step = if waiting < few / 2.0 { (self.limit / 8.0).max(1.0) } else { 1.0 };
+            self.set(self.limit + step);
+        }
+    }
+
+    fn set(&mut self, limit: f64) {
+        self.limit = limit.clamp(self.least, self.most);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cmp::Reverse;
+    use std::collections::{BinaryHeap, VecDeque};
+
+    use super::*;
+
+    const MS: u64 = 1_000;
+
+    /// A server with workers that take turns: calls come at even times and are refused above the
+    /// limit. Times in µs.
+    struct Simulated {
+        workers: usize,
+        limiter: Limiter,
+        now: u64,
+        /// When calls arrived that wait for a worker.
+        queue: VecDeque<u64>,
+        /// End and arrival of those that run.
+        running: BinaryHeap<Reverse<(u64, u64)>>,
+        window: (u64, u32, u64, u32),
+        times: Vec<u64>,
+        refused: u64,
+        seed: u64,
+    }
+
+    impl Simulated {
+        fn new(workers: usize) -> Self {
+            Self {
+                workers,
+                limiter: Limiter::new(1, u32::MAX),
+                now: 0,
+                queue: VecDeque::new(),
+                running: BinaryHeap::new(),
+                window: (0, 0, 0, 0),
+                times: Vec::new(),
+                refused: 0,
+                seed: 7,
+            }
+        }
+
+        fn in_flight(&self) -> u32 {
+            u32::try_from(self.queue.len() + self.running.len()).unwrap()
+        }
+
+        /// Exponential times, as of work that differs a lot, or always this one.
+        fn service_time(&mut self, mean: u64, is_even: bool) -> u64 {
+            if is_even {
+                return mean;
+            }
+            self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            #[expect(clippy::cast_precision_loss, reason = "53 bits")]
+            let uniform = ((self.seed >> 11) as f64 + 1.0) / (1_u64 << 53) as f64;
+            #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
+            #[expect(clippy::cast_sign_loss, reason = "positive")]
+            let time = (-uniform.ln() * mean as f64) as u64;
+            time.max(1)
+        }
+
+        fn end_until(&mut self, until: u64, time: u64, is_even: bool) {
+            loop {
+                while self.running.len() < self.workers
+                    && let Some(arrived) = self.queue.pop_front()
+                {
+                    let end = self.now.max(arrived) + self.service_time(time, is_even);
+                    self.running.push(Reverse((end, arrived)));
+                }
+                let Some(Reverse((end, arrived))) = self.running.peek().copied() else { break };
+                if end > until {
+                    break;
+                }
+                self.running.pop();
+                self.now = end;
+                self.times.push(end - arrived);
+                let (began, calls, sum, peak) = self.window;
+                self.window = (began, calls + 1, sum + end - arrived, peak);
+                let length = Duration::from_micros(end - began);
+                if (length >= WINDOW && calls + 1 >= WINDOW_CALLS) || length >= OLD_WINDOW {
+                    let mean = Duration::from_micros(self.window.2 / u64::from(self.window.1));
+                    self.limiter.on_window(Window { mean, peak, length });
+                    self.window = (end, 0, 0, self.in_flight());
+                }
+            }
+            self.now = until;
+        }
+
+        /// Calls every `every`, for `long`. The calls that ended, and their times in order.
+        fn run(&mut self, every: u64, long: u64, time: u64, is_even: bool) -> Vec<u64> {
+            self.times.clear();
+            for arrived in (self.now..self.now + long).step_by(usize::try_from(every).unwrap()) {
+                self.end_until(arrived, time, is_even);
+                if self.in_flight() >= self.limiter.limit() {
+                    self.refused += 1;
+                    continue;
+                }
+                self.queue.push_back(arrived);
+                self.window.3 = self.window.3.max(self.in_flight());
+            }
+            let mut times = std::mem::take(&mut self.times);
+            times.sort_unstable();
+            times
+        }
+    }
+
+    #[test]
+    fn twice_the_load_keeps_nine_tenths_of_capacity() {
+        for workers in [1, 2, 8, 64] {
+            for is_even in [true, false] {
+                let mut server = Simulated::new(workers);
+                // Half of the capacity, then twice as much as it.
+                let (time, workers) = (10 * MS, workers as u64);
+                let calm = server.run(2 * time / workers, 20_000 * MS, time, is_even);
+                let calm_p99 = calm[calm.len() * 99 / 100];
+                server.run(time / workers / 2, 5_000 * MS, time, is_even);
+                let busy = server.run(time / workers / 2, 30_000 * MS, time, is_even);
+                let (done, can) = (busy.len() as u64, 30_000 * MS / time * workers);
+                let p99 = busy[busy.len() * 99 / 100];
+                let said = format!(
+                    "{workers} workers, even {is_even}: {done} of {can}, p99 {p99} of {calm_p99}, \
+                     limit {}",
+                    server.limiter.limit()
+                );
+                println!("{said}");
+                assert!(done * 10 >= can * 9, "{said}");
+                assert!(p99 <= 3 * calm_p99.max(time), "{said}");
+            }
+        }
+    }
+
+    #[test]
+    fn slower_calls_get_a_new_floor() {
+        let mut server = Simulated::new(8);
+        server.run(MS, 20_000 * MS, 10 * MS, true);
+        // Each call now takes five times as long; twice as many come as can be served.
+        server.run(3 * MS, 60_000 * MS, 50 * MS, true);
+        let after = server.run(3 * MS, 60_000 * MS, 50 * MS, true);
+        assert!(after.len() as u64 >= 60_000 / 50 * 8 * 9 / 10, "{}", after.len());
+        assert!(after[after.len() * 99 / 100] <= 150 * MS);
+    }
+
+    #[test]
+    fn unreached_limits_stay() {
+        let mut limiter = Limiter::new(1, 1000);
+        for _ in 0..1000 {
+            let (mean, length) = (Duration::from_millis(5), WINDOW);
+            limiter.on_window(Window { mean, peak: 3, length });
+        }
+        assert_eq!(limiter.limit(), FIRST);
+    }
+
+    #[test]
+    fn any_windows_keep_the_bounds() {
+        let mut seed = 1_u64;
+        let mut next = || {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            seed >> 33
+        };
+        let mut limiter = Limiter::new(4, 300);
+        for _ in 0..100_000 {
+            let mean = Duration::from_nanos(1 << (next() % 40));
+            let peak = u32::try_from(next() % 400).unwrap();
+            limiter.on_window(Window { mean, peak, length: Duration::from_millis(next() % 4000) });
+            assert!((4..=300).contains(&limiter.limit()), "{limiter:?}");
+        }
+    }
+}
