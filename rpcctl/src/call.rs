@@ -1,4 +1,5 @@
-//! `call`: a method that this program has never seen, by what the server says of its types.
+//! `call`: calls a method that is unknown to this program, using the server's description of its
+//! types.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -8,19 +9,21 @@ use futures::stream::unfold;
 use rpc_core::__private::StreamDecoders;
 use rpc_core::codec::{Scratch, Tail};
 use rpc_core::reflect::MethodInfo;
+use rpc_core::service::Message;
 use rpc_core::service::{MethodDescriptor, ReplyKind, ReplyParts};
 use rpc_core::stream::{NoUpload, Pump, Stream, Upload};
-use rpc_core::{Bulk, CallError, Codec, Message, Status};
+use rpc_core::{Bulk, CallError, Codec, Status};
+use rpc_schema::schema::{Id, Root, Schema};
+use rpc_schema::value::{Data, Seed};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 
+use crate::json::{Json, read, read_arguments};
 use crate::options::{Call, Common};
-use crate::schema::{Id, Types};
 use crate::target::{Target, of_status};
 use crate::text::json;
-use crate::value::{Data, Seed, read, read_arguments};
 
-/// A value that has arrived, encoded.
+/// A received value, encoded.
 struct Body {
     codec: Codec,
     message: Message,
@@ -29,9 +32,9 @@ struct Body {
 type Failure = CallError<Body>;
 
 impl Body {
-    fn decode(mut self, types: &Types, id: Id) -> Result<Value> {
+    fn decode(mut self, schema: &Schema, id: Id) -> Result<Value> {
         let scratch = Scratch::default();
-        let seed = Seed { types, id };
+        let seed = Seed { schema, id, build: &Json };
         let tail = match self.message.take_tail() {
             Some(tail) => Some(Tail::Given(Bulk::from(tail))),
             None => self.message.take_stream().map(Tail::Arriving),
@@ -40,7 +43,7 @@ impl Body {
             None => self.codec.decode_seed(seed, &self.message),
             Some(tail) => self.codec.decode_parts(seed, &self.message, tail, &scratch),
         };
-        decoded.context("the answer is not of the type that the server has described")
+        decoded.context("the reply does not have the type that the server describes")
     }
 }
 
@@ -62,7 +65,7 @@ fn item(codec: Codec, _: &'static MethodDescriptor, message: Message) -> Result<
     Ok(Body { codec, message })
 }
 
-/// A description for the one call that this process makes.
+/// A descriptor for the only call of this process.
 fn descriptor(info: &MethodInfo) -> &'static MethodDescriptor {
     let text = |text: &str| -> &'static str { Box::leak(text.to_owned().into_boxed_str()) };
     let arguments: Vec<&'static str> = info.arguments.iter().map(|name| text(name)).collect();
@@ -83,10 +86,9 @@ fn descriptor(info: &MethodInfo) -> &'static MethodDescriptor {
     Box::leak(Box::new(method))
 }
 
-/// The types of a method's parts.
+/// The types of a method.
 struct Parts {
-    types: Types,
-    arguments: Vec<(String, Id)>,
+    schema: Schema,
     sent_item: Option<Id>,
     item: Option<Id>,
     result: Option<Id>,
@@ -95,28 +97,24 @@ struct Parts {
 }
 
 impl Parts {
-    fn new(info: &MethodInfo, lines: &[String]) -> Result<Self> {
-        let mut types = Types::new(lines);
-        let argument = |(at, name): (usize, &String)| {
-            let found = types.at(&at.to_string());
-            found.map(|id| (name.clone(), id)).ok_or_else(|| {
-                anyhow!(
-                    "the server does not know the types of {}, so it cannot be called from here",
-                    info.name
-                )
-            })
-        };
-        let arguments = info.arguments.iter().enumerate().map(argument).collect::<Result<_>>()?;
+    fn new(info: &MethodInfo, schema: Schema) -> Result<Self> {
+        if !schema.arguments().map(|(name, _)| name).eq(info.arguments.iter().map(String::as_str)) {
+            bail!(
+                "the server does not describe the types of {}, so rpcctl cannot call it",
+                info.name
+            );
+        }
         let [sent_item, item, result, error, refusal] =
-            ["sent item", "item", "result", "error", "refusal"].map(|root| types.at(root));
-        Ok(Self { types, arguments, sent_item, item, result, error, refusal })
+            [Root::SentItem, Root::Item, Root::Result, Root::Error, Root::Refusal]
+                .map(|root| schema.root(&root));
+        Ok(Self { schema, sent_item, item, result, error, refusal })
     }
 
-    /// Refuses a method whose answer could not be shown: before it is carried out.
+    /// Refuses a method whose reply could not be shown, before it is executed.
     fn check(&self, info: &MethodInfo) -> Result<()> {
         let is_stream = info.streams_results;
         let has_result = !is_stream || info.signature.contains(" then ");
-        // `Status` is an error without lines.
+        // The error type `Status` has no description.
         let answers = [
             ("result", self.result, has_result),
             ("items", self.item, is_stream),
@@ -125,12 +123,15 @@ impl Parts {
         ];
         for (name, id, is_needed) in answers {
             let why = match id {
-                Some(id) => self.types.unknown(id),
-                None if is_needed => Some("the server does not know its type"),
+                Some(id) => self.schema.unknown(id),
+                None if is_needed => Some("the server does not describe its type"),
                 None => None,
             };
             if let Some(why) = why {
-                bail!("the {name} of {} cannot be shown, so it is not called: {why}", info.name);
+                bail!(
+                    "the {name} of {} cannot be shown, so the method was not called: {why}",
+                    info.name
+                );
             }
         }
         Ok(())
@@ -138,27 +139,27 @@ impl Parts {
 
     fn print(&self, body: Body, id: Option<Id>) -> Result<()> {
         let value = match id {
-            Some(id) => body.decode(&self.types, id)?,
-            None => bail!("the server does not know the type of what it has sent"),
+            Some(id) => body.decode(&self.schema, id)?,
+            None => bail!("the server does not describe the type of the value that it sent"),
         };
         let mut out = io::stdout();
         writeln!(out, "{}", json(&value)?)?;
         Ok(out.flush()?)
     }
 
-    /// Why a call has failed. `own` is the type of the method's own error.
+    /// The error of a failed call. `own` is the type of the method's own error.
     fn failure(&self, error: Failure, own: Option<Id>) -> anyhow::Error {
         let body = match error {
             CallError::Status(status) => return of_status(&status),
             CallError::User(body) => body,
         };
-        match own.map(|id| body.decode(&self.types, id)) {
+        match own.map(|id| body.decode(&self.schema, id)) {
             Some(Ok(value)) => match json(&value) {
                 Ok(value) => anyhow!("the method's own error: {value}"),
                 Err(error) => error.into(),
             },
             Some(Err(error)) => error,
-            None => anyhow!("the method's own error, of a type that the server does not know"),
+            None => anyhow!("the method's own error, of a type that the server does not describe"),
         }
     }
 }
@@ -166,12 +167,12 @@ impl Parts {
 pub(crate) async fn call(options: &Call, common: &Common) -> Result<()> {
     let target = Target::connect(&options.address, common).await?;
     let info = target.method(&options.method).await?;
-    let lines = target.schema(&info.name).await?;
-    let parts: &'static Parts = Box::leak(Box::new(Parts::new(&info, &lines)?));
+    let types = target.types(&info).await?;
+    let parts: &'static Parts = Box::leak(Box::new(Parts::new(&info, types)?));
     parts.check(&info)?;
     let json = match options.json.as_deref() {
         Some("-") if info.streams_arguments => {
-            bail!("stdin is for the items of {}: give its arguments as --json '{{..}}'", info.name)
+            bail!("stdin carries the items of {}: pass the arguments as --json '{{..}}'", info.name)
         }
         Some("-") => {
             let mut text = String::new();
@@ -182,13 +183,14 @@ pub(crate) async fn call(options: &Call, common: &Common) -> Result<()> {
         None => "{}".to_owned(),
     };
     let json: Value = serde_json::from_str(&json).context("--json")?;
-    let arguments = read_arguments(&parts.types, &parts.arguments, &json);
+    let arguments: Vec<_> = parts.schema.arguments().collect();
+    let arguments = read_arguments(&parts.schema, &arguments, &json);
     let arguments = arguments.map_err(|error| anyhow!("--json: {error}"))?;
     let (method, timeout) = (descriptor(&info), common.timeout);
     let channel = &target.channel;
     match (parts.sent_item.filter(|_| info.streams_arguments), info.streams_results) {
         (None, _) if info.streams_arguments => {
-            bail!("the server does not know the types of the items of {}", info.name)
+            bail!("the server does not describe the items of {}", info.name)
         }
         (None, false) => {
             let call = channel.call(method, &arguments, reply);
@@ -219,7 +221,7 @@ pub(crate) async fn call(options: &Call, common: &Common) -> Result<()> {
     }
 }
 
-/// Calls a method that gives a stream, and prints its items as they come.
+/// Calls a method with a stream of results, and prints items as they arrive.
 async fn streamed<U: Pump>(
     target: &Target<'_>,
     method: &'static MethodDescriptor,
@@ -247,7 +249,7 @@ async fn streamed<U: Pump>(
     }
 }
 
-/// The values on the lines of stdin. One that does not fit ends the call.
+/// The values on the lines of stdin. A line that does not fit ends the call.
 fn items(parts: &'static Parts, id: Id) -> impl Stream<Item = Result<Data, Status>> {
     let lines = BufReader::new(tokio::io::stdin()).lines();
     unfold((lines, 0_u64), move |(mut lines, mut at)| async move {
@@ -263,7 +265,7 @@ fn items(parts: &'static Parts, id: Id) -> impl Stream<Item = Result<Data, Statu
                 }
             };
             let value = serde_json::from_str(&line).map_err(|error| error.to_string());
-            let value = value.and_then(|json| read(&parts.types, id, &json, "item"));
+            let value = value.and_then(|json| read(&parts.schema, id, &json, "item"));
             let value =
                 value.map_err(|why| Status::invalid_argument(format!("line {at} of stdin: {why}")));
             return Some((value, (lines, at)));

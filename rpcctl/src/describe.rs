@@ -5,12 +5,17 @@ use std::io::{self, Write};
 
 use anyhow::{Context, Result};
 use rpc_core::reflect::{MethodInfo, ServiceInfo};
-use serde_json::Value;
+use rpc_core::text::{is_printable, printable};
+use rpc_schema::lines::{ARGUMENTS, named};
+use serde_json::{Map, Value};
 
+use crate::json::example;
 use crate::options::{Common, Describe, List, Output};
-use crate::schema::Types;
 use crate::target::Target;
-use crate::text::{clean, json, width, without_links};
+use crate::text::{cut, json, width, without_links};
+
+/// Maximum length of a signature, and of the fields of a type, that is shown, bytes.
+const MOST_BYTES: usize = 1 << 16;
 
 pub(crate) async fn list(options: &List, common: &Common) -> Result<()> {
     let target = Target::connect(&options.address, common).await?;
@@ -24,13 +29,14 @@ pub(crate) async fn list(options: &List, common: &Common) -> Result<()> {
     }
     let row = |service: &ServiceInfo| {
         let about = service.docs.lines().next().unwrap_or_default();
-        (service.name.clone(), service.methods.len().to_string(), without_links(about))
+        let about = without_links(&printable(about).to_string());
+        (cut(&service.name, width()), service.methods.len(), about)
     };
     let rows: Vec<_> = services.iter().map(row).collect();
     let widest = rows.iter().map(|(name, ..)| name.chars().count()).max().unwrap_or(0).max(7);
     writeln!(out, "{:widest$}  METHODS  ABOUT", "SERVICE")?;
     for (name, methods, about) in rows {
-        let line = format!("{:widest$}  {methods:>7}  {}", clean(&name), clean(&about));
+        let line = format!("{name:widest$}  {methods:>7}  {about}");
         let line: String = line.chars().take(width()).collect();
         writeln!(out, "{}", line.trim_end())?;
     }
@@ -41,7 +47,7 @@ pub(crate) async fn describe(options: &Describe, common: &Common) -> Result<()> 
     let target = Target::connect(&options.address, common).await?;
     let services = target.services().await?;
     let mut out = io::stdout();
-    // A service's own name may have a dot, too.
+    // The name of a service may contain a dot too.
     let name = options.name.as_deref();
     let chosen: Vec<&ServiceInfo> =
         services.iter().filter(|service| name.is_none_or(|name| name == service.name)).collect();
@@ -62,14 +68,14 @@ pub(crate) async fn describe(options: &Describe, common: &Common) -> Result<()> 
             continue;
         }
         let mut text = docs(&service.docs, "");
-        let _ = writeln!(text, "service {} {{", service.name);
+        let _ = writeln!(text, "service {} {{", printable(&service.name));
         for (at, method) in methods.iter().enumerate() {
             if at > 0 {
                 text.push('\n');
             }
             text.push_str(&written(method));
         }
-        writeln!(out, "{}}}", clean(&text))?;
+        writeln!(out, "{text}}}")?;
     }
     Ok(())
 }
@@ -89,28 +95,31 @@ async fn one_method(
     }
     let mut text = written(method);
     text.push('\n');
+    // The names of the arguments are on the method's line.
     let rows = lines.iter().filter_map(|line| line.split_once(": "));
-    let mut rows: Vec<Vec<String>> =
-        rows.map(|(path, what)| vec![named(path, &method.arguments), what.to_owned()]).collect();
-    let widest = rows.iter().map(|row| row[0].chars().count()).max().unwrap_or(0).min(40);
-    for row in &mut rows {
-        let _ = writeln!(text, "  {:widest$}  {}", row[0], row[1]);
+    let rows = rows.filter(|(path, _)| *path != ARGUMENTS);
+    let rows: Vec<[String; 2]> =
+        rows.map(|(path, what)| [shown(&named(path, &method.arguments)), shown(what)]).collect();
+    let widest = rows.iter().map(|[path, _]| path.chars().count()).max().unwrap_or(0).min(40);
+    for [path, what] in &rows {
+        let _ = writeln!(text, "  {path:widest$}  {what}");
     }
-    let mut types = Types::new(&lines);
-    let example = method.arguments.iter().enumerate().map(|(at, name)| {
-        let value = types.at(&at.to_string()).map_or(Value::Null, |id| types.example(id));
-        (name.clone(), value)
-    });
-    let example = Value::Object(example.collect());
+    let schema = target.types(method).await?;
+    let mut examples: Map<String, Value> =
+        method.arguments.iter().map(|name| (name.clone(), Value::Null)).collect();
+    for (name, id) in schema.arguments() {
+        examples.insert(name.to_owned(), example(&schema, id));
+    }
+    let example = Value::Object(examples);
     text.push_str(&command(target.address, method, &json(&example)?));
-    writeln!(out, "{}", clean(text.trim_end()))?;
+    writeln!(out, "{}", text.trim_end())?;
     Ok(())
 }
 
-/// The command that calls a method with these arguments; none if its name says something to a shell.
+/// The command that calls a method with these arguments; `None` if its name is special to a shell.
 fn command(address: &str, method: &MethodInfo, arguments: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "_.-".contains(c);
-    if !method.name.chars().all(is_plain) {
+    if !method.name.chars().all(is_plain) || !is_printable(&method.name) {
         return String::new();
     }
     let arguments = arguments.replace('\'', r"'\''");
@@ -118,19 +127,17 @@ fn command(address: &str, method: &MethodInfo, arguments: &str) -> String {
     format!("\n  rpcctl call {address} {} --json '{arguments}'{items}", method.name)
 }
 
-/// A path that begins with the argument's name instead of its position.
-fn named(path: &str, arguments: &[String]) -> String {
-    let digits = path.find(|c: char| !c.is_ascii_digit()).unwrap_or(path.len());
-    let (position, rest) = path.split_at(digits);
-    let name = position.parse().ok().and_then(|at: usize| arguments.get(at));
-    name.map_or_else(|| path.to_owned(), |name| format!("{name}{rest}"))
-}
-
 fn docs(docs: &str, indent: &str) -> String {
-    docs.lines().map(|line| format!("{indent}/// {line}").trim_end().to_owned() + "\n").collect()
+    let line = |line| format!("{indent}/// {}", printable(line)).trim_end().to_owned() + "\n";
+    docs.lines().map(line).collect()
 }
 
-/// A method nearly as it stands in the source.
+/// A path, or a line of the server's description.
+fn shown(text: &str) -> String {
+    printable(text).at_most(MOST_BYTES).to_string()
+}
+
+/// A method, nearly as in the source code.
 fn written(method: &MethodInfo) -> String {
     let mut text = docs(&method.docs, "    ");
     let options = [
@@ -144,7 +151,8 @@ fn written(method: &MethodInfo) -> String {
         let _ = writeln!(text, "    #[rpc({})]", options.join(", "));
     }
     let name = method.name.rsplit('.').next().unwrap_or_default();
-    let _ = writeln!(text, "    {name}{}", with_names(&method.signature, &method.arguments));
+    let signature = format!("{name}{}", with_names(&method.signature, &method.arguments));
+    let _ = writeln!(text, "    {}", shown(&signature));
     text
 }
 
@@ -183,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_proposed_to_a_shell_is_one_word() {
+    fn a_suggested_shell_argument_is_one_word() {
         let info = |name: &str| -> MethodInfo {
             let info = serde_json::json!({
                 "name": name, "signature": "(str) -> ()", "arguments": ["key"], "docs": "",

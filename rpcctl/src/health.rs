@@ -32,7 +32,7 @@ pub(crate) async fn health(options: &Health, common: &Common) -> Result<ExitCode
     };
     let mut last;
     if options.watch {
-        // The stream itself may last.
+        // The stream itself has no time limit.
         let states = tokio::time::timeout(target.timeout, health.watch(&options.service)).await;
         let states = states.map_err(|_| {
             anyhow!("deadline exceeded: no answer within {:?} (--timeout)", target.timeout)

@@ -1,25 +1,25 @@
 //! `rpcctl`: services from the command line.
 //!
-//! `options.rs` is the command line, and each command has a file. `target.rs` is the server that is
-//! asked, and what its refusals mean; `schema.rs` and `value.rs` turn JSON into arguments and results
-//! into JSON, by what the server says of its types.
+//! `options.rs` is the command line, and each command has a file. `target.rs` is the called server
+//! and the meaning of its refusals; `schema.rs` and `value.rs` convert JSON to arguments and
+//! results to JSON, using the server's description of its types.
 
 mod call;
 mod describe;
 mod health;
+mod json;
 mod options;
 mod ping;
-mod schema;
 mod target;
 mod text;
 mod top;
-mod value;
 
 use std::io;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
+use rpc_core::text::printable;
 
 use self::options::{Command, Options};
 
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     let outcome = match runtime {
         Ok(runtime) => {
             let outcome = runtime.block_on(command(&options));
-            // A read of stdin that is still under way ends with the process.
+            // A pending read of stdin ends with the process.
             runtime.shutdown_background();
             outcome
         }
@@ -37,10 +37,10 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(code) => code,
-        // Whoever reads has seen enough.
+        // The reader has closed the pipe.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", text::clean(&format!("{error:#}")));
+            eprintln!("error: {}", printable(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }

@@ -1,9 +1,15 @@
 //! The command line.
 
+use std::fs::File;
+use std::io::Read;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rpc_core::identity::Credentials;
 use rpc_core::{Address, Metadata};
+
+/// Maximum number of bytes read from a file with metadata: more than a call can have.
+const MOST_FILE_BYTES: u64 = 1 << 17;
 
 /// Lists, describes, calls and watches the services of a server
 #[derive(Debug, Parser)]
@@ -17,21 +23,47 @@ pub(crate) struct Options {
 
 #[derive(Debug, Args)]
 pub(crate) struct Common {
-    /// How results are written
+    /// Output format
     #[arg(long, value_enum, default_value_t, global = true)]
     pub(crate) output: Output,
 
-    /// Longest time for connecting and for each call, seconds. Without: 10, and for the call of `call`
-    /// no limit
+    /// Time limit for connecting and for each call, seconds [default: 10; none for the call of
+    /// `call`]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, global = true)]
     pub(crate) timeout: Option<Duration>,
 
-    /// Metadata of each call; may be given several times
+    /// Metadata for each call; may be repeated. Other users of this machine can read it: pass
+    /// secrets by one of the next two options
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair, global = true)]
     pub(crate) metadata: Vec<(String, String)>,
 
-    /// What arguments and results are encoded by. Without: bincode. The server needs it compiled in, as
-    /// it answers in the codec of the call
+    /// Metadata whose value is read from an environment variable
+    #[arg(long, value_name = "NAME=VARIABLE", value_parser = from_variable, global = true)]
+    pub(crate) metadata_env: Vec<(String, String)>,
+
+    /// Metadata whose value is read from a file, without its final line feed
+    #[arg(long, value_name = "NAME=PATH", value_parser = from_file, global = true)]
+    pub(crate) metadata_file: Vec<(String, String)>,
+
+    /// Credentials for a server that authenticates its clients, from an environment variable
+    #[arg(long, value_name = "VARIABLE", value_parser = variable, global = true)]
+    pub(crate) credentials_env: Option<Credentials>,
+
+    /// Such credentials from a file, without its final line feed
+    #[arg(
+        long,
+        value_name = "PATH",
+        value_parser = file,
+        global = true,
+        conflicts_with = "credentials_env"
+    )]
+    pub(crate) credentials_file: Option<Credentials>,
+
+    /// Send credentials also over tcp:// and rdma://, where others may read them
+    #[arg(long, global = true)]
+    pub(crate) allow_clear_credentials: bool,
+
+    /// Codec of arguments and results [default: bincode]. The server must have it compiled in
     #[arg(long, value_enum, global = true)]
     pub(crate) codec: Option<CodecName>,
 }
@@ -46,10 +78,10 @@ pub(crate) enum CodecName {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
-    /// For people
+    /// Text for people
     #[default]
     Text,
-    /// For machines: one JSON value a line
+    /// One JSON value per line
     Json,
 }
 
@@ -59,13 +91,13 @@ pub(crate) enum Command {
     List(List),
     /// Describes services, or a method with its types and an example
     Describe(Describe),
-    /// Calls a method with JSON
+    /// Calls a method with arguments in JSON
     Call(Call),
-    /// Tells whether a server, or a service, is to be sent calls; exit code 0 only if it is serving
+    /// Shows the health of a server or a service; exit code 0 only if it is serving
     Health(Health),
-    /// Measures round trips
+    /// Measures round-trip times
     Ping(Ping),
-    /// Shows what a server does, again and again
+    /// Shows the load of a server, refreshed periodically
     Top(Top),
 }
 
@@ -81,7 +113,7 @@ pub(crate) struct Describe {
     /// auto://host:port, tcp://host:port, shm://name, ..
     #[arg(value_parser = address)]
     pub(crate) address: String,
-    /// SERVICE or SERVICE.METHOD; all services without
+    /// SERVICE or SERVICE.METHOD [default: all services]
     pub(crate) name: Option<String>,
 }
 
@@ -93,8 +125,8 @@ pub(crate) struct Call {
     /// SERVICE.METHOD
     #[arg(value_parser = method)]
     pub(crate) method: String,
-    /// The arguments, an object by their names; `-` reads it from stdin. A stream of arguments is read
-    /// from stdin, a value a line
+    /// The arguments, as an object with their names; `-` reads it from stdin. A stream of arguments
+    /// is read from stdin, one value per line
     #[arg(long, value_name = "JSON", value_parser = arguments)]
     pub(crate) json: Option<String>,
 }
@@ -104,10 +136,10 @@ pub(crate) struct Health {
     /// auto://host:port, tcp://host:port, shm://name, ..
     #[arg(value_parser = address)]
     pub(crate) address: String,
-    /// The service; the whole server without
+    /// The service [default: the whole server]
     #[arg(default_value = "")]
     pub(crate) service: String,
-    /// Tell each change, until the server shuts down
+    /// Show each change until the server shuts down
     #[arg(long)]
     pub(crate) watch: bool,
 }
@@ -117,10 +149,10 @@ pub(crate) struct Ping {
     /// auto://host:port, tcp://host:port, shm://name, ..
     #[arg(value_parser = address)]
     pub(crate) address: String,
-    /// How many round trips
+    /// Number of round trips
     #[arg(short, long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) count: u32,
-    /// Time between them, seconds
+    /// Time between round trips, seconds
     #[arg(short, long, value_name = "SECONDS", default_value = "0.1", value_parser = seconds)]
     pub(crate) interval: Duration,
 }
@@ -130,35 +162,72 @@ pub(crate) struct Top {
     /// auto://host:port, tcp://host:port, shm://name, ..
     #[arg(value_parser = address)]
     pub(crate) address: String,
-    /// Time between two looks, seconds
+    /// Refresh interval, seconds
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     pub(crate) interval: Duration,
-    /// How many looks; until Ctrl-C without
+    /// Number of refreshes [default: until Ctrl-C]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) count: Option<u32>,
-    /// Most connections to show: those with the most messages
+    /// Maximum number of connections to show, busiest first
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) connections: u32,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let number: f64 = text.parse().map_err(|_| "a number of seconds, such as 0.5".to_owned())?;
+    let number: f64 =
+        text.parse().map_err(|_| "expected a number of seconds, such as 0.5".to_owned())?;
     Duration::try_from_secs_f64(number).map_err(|error| error.to_string())
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {
-    let (name, value) = text.split_once('=').ok_or("NAME=VALUE is wanted")?;
-    let pair = (name.to_owned(), value.to_owned());
-    Metadata::new().insert(name, value.to_owned()).map_err(|error| error.to_string())?;
-    Ok(pair)
+    let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
+    entry(name, value.to_owned())
 }
 
-/// The address of a server in another process, as it was written.
+fn from_variable(text: &str) -> Result<(String, String), String> {
+    let (name, variable) = text.split_once('=').ok_or("expected NAME=VARIABLE")?;
+    entry(name, value_of(variable)?)
+}
+
+fn from_file(text: &str) -> Result<(String, String), String> {
+    let (name, path) = text.split_once('=').ok_or("expected NAME=PATH")?;
+    entry(name, content_of(path)?)
+}
+
+fn variable(name: &str) -> Result<Credentials, String> {
+    value_of(name).map(Credentials::from)
+}
+
+fn file(path: &str) -> Result<Credentials, String> {
+    content_of(path).map(Credentials::from)
+}
+
+fn value_of(variable: &str) -> Result<String, String> {
+    std::env::var(variable).map_err(|error| format!("the variable {variable}: {error}"))
+}
+
+fn content_of(path: &str) -> Result<String, String> {
+    let mut value = String::new();
+    let read =
+        File::open(path).and_then(|file| file.take(MOST_FILE_BYTES).read_to_string(&mut value));
+    read.map_err(|error| format!("{path}: {error}"))?;
+    // Text files end with a line feed, which is not part of a token.
+    let end = value.trim_end_matches(['\r', '\n']).len();
+    value.truncate(end);
+    Ok(value)
+}
+
+fn entry(name: &str, value: String) -> Result<(String, String), String> {
+    Metadata::new().insert(name, value.clone()).map_err(|error| error.to_string())?;
+    Ok((name.to_owned(), value))
+}
+
+/// The address of a server in another process, as written.
 fn address(text: &str) -> Result<String, String> {
     match text.parse::<Address>().map_err(|error| error.to_string())? {
         Address::Mem(_) => {
-            Err("mem:// stays within one process, and rpcctl is another: have the server \
-                                listen at shm:// or auto://, too (`bind_all`)"
+            Err("mem:// cannot be reached from another process: let the server also listen at \
+                                shm:// or auto:// (`bind_all`)"
                 .to_owned())
         }
         _ => Ok(text.to_owned()),
@@ -169,7 +238,7 @@ fn method(text: &str) -> Result<String, String> {
     let is_method = text
         .rsplit_once('.')
         .is_some_and(|(service, method)| !service.is_empty() && !method.is_empty());
-    if is_method { Ok(text.to_owned()) } else { Err("SERVICE.METHOD is wanted".to_owned()) }
+    if is_method { Ok(text.to_owned()) } else { Err("expected SERVICE.METHOD".to_owned()) }
 }
 
 /// JSON, or `-`.

@@ -22,7 +22,7 @@ pub(crate) async fn ping(options: &Ping, common: &Common) -> Result<()> {
         let begin = Instant::now();
         let answer = health.check("").timeout(target.timeout).await.map_err(Status::from);
         let took = begin.elapsed();
-        // A server without health answers, too: that it has none.
+        // A server without health also answers: with an error.
         if let Err(status) = answer
             && !is_answer(&status)
         {
@@ -57,7 +57,7 @@ pub(crate) async fn ping(options: &Ping, common: &Common) -> Result<()> {
     Ok(())
 }
 
-/// Whether it comes from the server that was called.
+/// Whether the status comes from the called server.
 fn is_answer(status: &Status) -> bool {
     let code = status.code();
     matches!(

@@ -1,23 +1,26 @@
-//! The server that is asked, and what its refusals mean.
+//! The called server, and the meaning of its refusals.
 
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use rpc_core::reflect::{MethodInfo, ReflectClient, ServiceInfo};
+use rpc_core::text::printable;
 use rpc_core::{Channel, Code, Codec, Metadata, Status};
+use rpc_schema::Schema;
+use rpc_schema::text::parse;
 
 use crate::options::{CodecName, Common};
 
-/// Longest time for connecting, and for each look-up, if nothing else is said.
+/// Default time limit for connecting, and for each look-up.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How like another a name has to be, to be proposed.
+/// Minimum similarity of a name that is suggested.
 const ALIKE: f64 = 0.75;
 
 /// A server.
 pub(crate) struct Target<'a> {
     pub(crate) address: &'a str,
     pub(crate) channel: Channel,
-    /// Longest time for connecting, and for each look-up.
+    /// Time limit for connecting, and for each look-up.
     pub(crate) timeout: Duration,
 }
 
@@ -30,14 +33,22 @@ impl<'a> Target<'a> {
             Some(CodecName::Bincode) => builder.codec(Codec::Bincode),
             Some(CodecName::Postcard) => builder.codec(Codec::Postcard),
         };
+        let builder = match common.credentials_env.as_ref().or(common.credentials_file.as_ref()) {
+            None => builder,
+            Some(credentials) => builder.credentials(credentials.clone()),
+        };
+        let builder = match common.allow_clear_credentials {
+            true => builder.allow_clear_credentials(),
+            false => builder,
+        };
+        let Common { metadata, metadata_env, metadata_file, .. } = common;
+        let given = || metadata.iter().chain(metadata_env).chain(metadata_file);
         let mut metadata = Metadata::new();
-        for (name, value) in &common.metadata {
+        for (name, value) in given() {
             metadata.insert(name, value.clone()).map_err(|error| anyhow!("--metadata: {error}"))?;
         }
-        let builder = common
-            .metadata
-            .iter()
-            .fold(builder, |builder, (name, value)| builder.metadata(name, value.clone()));
+        let builder =
+            given().fold(builder, |builder, (name, value)| builder.metadata(name, value.clone()));
         let channel = builder.connect(address).await;
         let channel = channel.map_err(|error| anyhow!("cannot connect to {address}: {error}"))?;
         Ok(Self { address, channel, timeout })
@@ -59,19 +70,39 @@ impl<'a> Target<'a> {
         lines.map_err(|error| self.no_reflection(error))
     }
 
-    /// What the refusal of a built-in service means.
+    /// The types of a method. A server of an earlier version only describes them by lines.
+    pub(crate) async fn types(&self, method: &MethodInfo) -> Result<Schema> {
+        let text = match self.reflect().types(&method.name).timeout(self.timeout).await {
+            Ok(text) => text,
+            Err(error) if Status::from(error.clone()).code() == Code::Unimplemented => {
+                let lines = self.schema(&method.name).await?;
+                return Ok(Schema::from_lines(&lines, &method.arguments));
+            }
+            Err(error) => return Err(self.no_reflection(error)),
+        };
+        parse(&text).map_err(|error| {
+            let error = error.to_string();
+            anyhow!(
+                "the server describes the types of {} wrongly: {}",
+                method.name,
+                printable(&error)
+            )
+        })
+    }
+
+    /// Explains the refusal of a built-in service.
     pub(crate) fn refusal(&self, status: impl Into<Status>, switch: &str) -> anyhow::Error {
         let status = status.into();
         let address = self.address;
         match status.code() {
             Code::Unimplemented => anyhow!(
-                "the server at {address} does not tell: `Server::builder().{switch}` switches that \
-                 on, where it is built ({})",
-                status.message()
+                "the server at {address} does not offer this service: enable it with \
+                 `Server::builder().{switch}` ({})",
+                printable(status.message())
             ),
             Code::FailedPrecondition => anyhow!(
-                "the server at {address} is of another version than rpcctl: {}",
-                status.message()
+                "the server at {address} and rpcctl have different versions: {}",
+                printable(status.message())
             ),
             _ => of_status(&status),
         }
@@ -81,7 +112,7 @@ impl<'a> Target<'a> {
         self.refusal(status, "reflection()")
     }
 
-    /// The methods of a service; if there is none of that name, which was meant.
+    /// The methods of a service; for an unknown name, the error suggests a similar one.
     pub(crate) async fn methods(&self, service: &str) -> Result<Vec<MethodInfo>> {
         let methods = match self.reflect().methods(service).timeout(self.timeout).await {
             Ok(methods) => return Ok(methods),
@@ -99,7 +130,7 @@ impl<'a> Target<'a> {
     pub(crate) async fn method(&self, name: &str) -> Result<MethodInfo> {
         let (service, _) = name
             .rsplit_once('.')
-            .ok_or_else(|| anyhow!("`{name}` is no method: SERVICE.METHOD is wanted"))?;
+            .ok_or_else(|| anyhow!("`{name}` is not a method: expected SERVICE.METHOD"))?;
         let methods = self.methods(service).await?;
         let names: Vec<String> = methods.iter().map(|method| method.name.clone()).collect();
         let found = methods.into_iter().find(|method| method.name == name);
@@ -113,7 +144,7 @@ fn unknown<'n>(what: &str, name: &str, known: impl Iterator<Item = &'n str>) -> 
     let nearest = known.iter().copied().max_by(|a, b| alike(a).total_cmp(&alike(b)));
     match nearest.filter(|nearest| alike(nearest) >= ALIKE) {
         Some(nearest) => anyhow!("there is no {what} {name}; did you mean {nearest}?"),
-        None => anyhow!("there is no {what} {name}; there are {}", known.join(", ")),
+        None => anyhow!("there is no {what} {name}; choose one of {}", known.join(", ")),
     }
 }
 

@@ -1,32 +1,33 @@
-//! Text for terminals: tables, times, and nothing that a peer could do to the terminal.
+//! Text for terminals: tables, times, and JSON without control characters.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use rpc_core::serde::Serialize;
+use rpc_core::text::{is_printable, printable};
 
-/// What a peer has sent, without its control characters.
-pub(crate) fn clean(text: &str) -> String {
-    let shown = |c: char| {
-        let is_kept = !c.is_control() || c == '\n';
-        if is_kept { c } else { char::REPLACEMENT_CHARACTER }
-    };
-    text.chars().map(shown).collect()
-}
-
-/// A line of documentation as it reads: of each link of Markdown or rustdoc its text alone.
+/// A line of documentation in which Markdown and rustdoc links are replaced by their text.
 pub(crate) fn without_links(line: &str) -> String {
     let (mut text, mut rest) = (String::new(), line);
+    // Remembers that there is none: otherwise a line of open brackets would take quadratic time.
+    let mut has_close = true;
     while let Some((before, link)) = rest.split_once('[') {
         text.push_str(before);
         let Some((shown, after)) = link.split_once(']') else {
             rest = &rest[before.len()..];
             break;
         };
-        let target = [('(', ')'), ('[', ']')].into_iter().find_map(|(open, close)| {
-            after.strip_prefix(open)?.split_once(close).map(|(_, after)| after)
-        });
-        // What stands in brackets otherwise may be meant as it is.
+        let target = match after.as_bytes().first() {
+            Some(b'(') if has_close => {
+                let target = after.split_once(')');
+                has_close = target.is_some();
+                target
+            }
+            Some(b'[') => after.split_once(']'),
+            _ => None,
+        };
+        let target = target.map(|(_, after)| after);
+        // Other text in brackets may be literal.
         let is_code = shown.starts_with('`') && shown.ends_with('`');
         match target {
             Some(_) => text.push_str(shown),
@@ -42,24 +43,26 @@ pub(crate) fn without_links(line: &str) -> String {
     text + rest
 }
 
-/// JSON on one line, without control characters of any kind: serde_json leaves DEL and C1 as they are.
+/// JSON on one printable line: serde_json only escapes ASCII control characters.
 pub(crate) fn json(value: &impl Serialize) -> serde_json::Result<String> {
     let text = serde_json::to_string(value)?;
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        // There are none but in texts.
-        if c.is_control() {
-            let _ = write!(shown, "\\u{:04x}", u32::from(c));
-        } else {
+        // Other control characters only occur inside strings.
+        if is_printable(c.encode_utf8(&mut [0; 4])) {
             shown.push(c);
+        } else {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                let _ = write!(shown, "\\u{unit:04x}");
+            }
         }
     }
     Ok(shown)
 }
 
-/// At most so many characters of it, the end kept.
+/// Cuts it to the given number of characters, keeping the end.
 pub(crate) fn cut(text: &str, width: usize) -> String {
-    let text = clean(text).replace('\n', " ");
+    let text = printable(text).to_string();
     let count = text.chars().count();
     if count <= width {
         return text;
@@ -68,7 +71,7 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
     format!("..{kept}")
 }
 
-/// Columns of the terminal; of what is no terminal, 100.
+/// Columns of the terminal; 100 if it is not a terminal.
 pub(crate) fn width() -> usize {
     terminal_size::terminal_size().map_or(100, |(width, _)| usize::from(width.0).max(60))
 }
@@ -108,7 +111,7 @@ pub(crate) fn bytes(count: u64) -> String {
     if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", units[unit]) }
 }
 
-/// A number with a unit of a thousand where it is large.
+/// A number, with a unit of thousands if it is large.
 pub(crate) fn count(value: f64) -> String {
     match value {
         value if value >= 1e6 => format!("{:.1}M", value / 1e6),
@@ -118,8 +121,7 @@ pub(crate) fn count(value: f64) -> String {
     }
 }
 
-/// Rows under a heading: the first column is as wide as there is room for, the others are aligned at
-/// the right.
+/// Rows under a heading: the first column takes the available width, the others are right-aligned.
 pub(crate) fn table(rows: &[Vec<String>], width: usize) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let widest = |at: usize| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0);
@@ -142,9 +144,25 @@ pub(crate) fn table(rows: &[Vec<String>], width: usize) -> String {
 mod tests {
     use super::*;
 
+    /// Regression: the width of a name of 65,536 or more characters panicked.
     #[test]
-    fn what_a_peer_sends_cannot_control_the_terminal() {
-        assert_eq!(clean("a\u{1b}[2Jb\r\u{9b}c"), "a\u{fffd}[2Jb\u{fffd}\u{fffd}c");
+    fn a_cell_is_one_bounded_printable_line() {
+        let long = "\u{202e}\n".repeat(100_000);
+        let shown = cut(&long, 40);
+        assert!(is_printable(&shown) && shown.chars().count() <= 40, "{shown:?}");
+        let text = table(&[vec![long.clone(), "1".to_owned()]], 40);
+        assert!(text.lines().count() == 1 && text.chars().count() <= 41, "{text:?}");
+    }
+
+    /// Regression: each bracket searched for its end up to the end of the line.
+    #[test]
+    fn links_without_an_end_take_no_squares() {
+        for open in ["[a](", "[a][", "[`a`](", "["] {
+            let _watchdog = test_kit::Watchdog::start("links without an end");
+            let line = open.repeat(1_000_000);
+            let shown = without_links(&line);
+            assert!(shown.len() <= line.len(), "{open}");
+        }
     }
 
     #[test]
@@ -160,10 +178,12 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_sends_cannot_control_the_terminal_as_json() {
-        let value = "a\u{1b}\u{9b}2J\u{7f}\u{85}\u{df}";
+    fn json_cannot_control_the_terminal() {
+        let value = "a\u{1b}\u{9b}2J\u{7f}\u{85}\u{202e}\u{e0041}\u{df}";
         let shown = json(&value).unwrap();
-        assert_eq!(shown, r#""a\u001b\u009b2J\u007f\u0085\u00df""#.replace(r"\u00df", "\u{df}"));
+        assert!(is_printable(&shown), "{shown:?}");
+        let expected = "\"a\\u001b\\u009b2J\\u007f\\u0085\\u202e\\udb40\\udc41\u{df}\"";
+        assert_eq!(shown, expected);
         assert_eq!(serde_json::from_str::<String>(&shown).unwrap(), value);
     }
 

@@ -1,4 +1,4 @@
-//! `top`: what a server does, again and again.
+//! `top`: the load of a server, refreshed periodically.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -13,9 +13,9 @@ use crate::options::{Common, Output, Top};
 use crate::target::Target;
 use crate::text::{age, bytes, count, cut, height, json, table, time, width};
 
-/// To the upper left corner; what was there is overwritten.
+/// Moves to the upper left corner, to overwrite the screen.
 const HOME: &str = "\u{1b}[H";
-/// The end of a line, and all below.
+/// Clears to the end of the line; clears everything below.
 const CLEAR_LINE: &str = "\u{1b}[K";
 const CLEAR_BELOW: &str = "\u{1b}[J";
 const CLEAR: &str = "\u{1b}[2J";
@@ -58,14 +58,14 @@ pub(crate) async fn top(options: &Top, common: &Common) -> Result<()> {
     }
 }
 
-/// How often a second, since the earlier look.
+/// Rate per second since the previous refresh.
 fn rate(now: u64, before: u64, since: Duration) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
     let count = now.saturating_sub(before) as f64;
     count / since.as_secs_f64().max(1e-3)
 }
 
-/// Calls that failed: with a status other than `Cancelled`. A method's own error is an answer.
+/// Failed calls: those with a status other than `Cancelled`. A method's own error is an answer.
 fn errors(method: &MethodSnapshot) -> u64 {
     let failed =
         method.ended.iter().filter(|(code, _)| !matches!(code.as_str(), "Ok" | "Cancelled"));
@@ -96,14 +96,14 @@ fn page(
         bytes(now.memory_used_bytes),
         bytes(now.memory_limit_bytes),
     );
-    // A line that the terminal breaks would take two.
+    // A line that wraps would take two lines of the terminal.
     let summary: String = summary.chars().take(width).collect();
     let _ = writeln!(text, "{summary}\n");
     let mut methods = methods(now, earlier);
     let mut connections =
         if now.connections.is_empty() { Vec::new() } else { connections(now, earlier) };
     if let Some(height) = height {
-        // What is above the tables, and the line between and below them.
+        // The lines above, between and below the tables.
         let (of_methods, of_connections) =
             shares(height.saturating_sub(5), methods.len(), connections.len());
         shorten(&mut methods, of_methods);
@@ -117,20 +117,20 @@ fn page(
     text
 }
 
-/// How many lines each of two tables gets: what one of them leaves is the other's.
+/// The number of lines for each of two tables: the space that one leaves goes to the other.
 fn shares(lines: usize, first: usize, second: usize) -> (usize, usize) {
     let half = lines / 2;
     let of_second = second.min(half.max(lines.saturating_sub(first)));
     (first.min(lines - of_second), of_second)
 }
 
-/// Leaves so many rows, the last of which says how many are not shown.
+/// Keeps the given number of rows, the last of which counts those not shown.
 fn shorten(rows: &mut Vec<Vec<String>>, most: usize) {
     let Some(columns) = rows.first().map(Vec::len).filter(|_| rows.len() > most) else { return };
     let shown = most.saturating_sub(1);
     let hidden = rows.len() - shown.max(1);
     rows.truncate(shown);
-    // A heading alone says nothing.
+    // No heading without rows.
     if most > 1 {
         let mut rest = vec![String::new(); columns];
         rest[0] = format!("({hidden} more)");
@@ -138,7 +138,7 @@ fn shorten(rows: &mut Vec<Vec<String>>, most: usize) {
     }
 }
 
-/// The methods that were called, the busiest first.
+/// The called methods, busiest first.
 fn methods(now: &ServerSnapshot, earlier: Option<(Duration, &ServerSnapshot)>) -> Vec<Vec<String>> {
     let before: HashMap<&str, &MethodSnapshot> = earlier
         .map(|(_, it)| it.methods.iter().map(|method| (method.name.as_str(), method)).collect())
@@ -216,9 +216,9 @@ mod tests {
         (0..count).map(|at| vec![format!("row {at}"), "x".to_owned()]).collect()
     }
 
-    /// Calls that were cancelled, and methods' own errors, were failures here and nowhere else.
+    /// Regression: cancelled calls and methods' own errors counted as failures only here.
     #[test]
-    fn a_call_that_was_cancelled_or_has_its_own_error_has_not_failed() {
+    fn cancelled_calls_and_own_errors_are_no_failures() {
         let ended = [("Ok", 100), ("Cancelled", 20), ("NotFound", 3), ("DeadlineExceeded", 4)];
         let mut method = MethodSnapshot::default();
         method.ended = ended.map(|(code, count)| (code.to_owned(), count)).into();
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(errors(&method), 7);
     }
 
-    /// Of a table that was higher than the terminal the top was never to be seen.
+    /// Regression: the top of a table higher than the terminal was invisible.
     #[test]
     fn two_tables_are_never_higher_than_the_terminal() {
         for (lines, first, second, expected) in [

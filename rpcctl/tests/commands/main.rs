@@ -1,6 +1,8 @@
-//! `rpcctl` as a person runs it, on servers over shm and tcp.
+//! End-to-end tests of `rpcctl`, with servers over shm and tcp.
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "a service of tests")]
+
+mod reflections;
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -8,24 +10,36 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rpc_core::health::{HealthReporter, ServingStatus};
-use rpc_core::reflect::{MethodInfo, Reflect, ReflectServer, ServiceInfo};
+use rpc_core::identity::Verified;
+use rpc_core::reflect::ReflectServer;
 use rpc_core::serde::{Deserialize, Serialize};
 use rpc_core::stream::{self, Stream, Streaming};
+use rpc_core::text::is_printable;
 use rpc_core::{Bulk, Context, Server, ServerBuilder, ShutdownHandle, Status};
 use test_kit::Watchdog;
+
+use self::reflections::{Hostile, Silent};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(crate = "rpc_core::serde")]
 enum Shape {
     Point,
+    #[serde(alias = "Arc", alias = "Round")]
     Circle(f32),
-    Box { width: u32, height: u32 },
+    Box {
+        #[serde(alias = "wide")]
+        width: u32,
+        height: u32,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(crate = "rpc_core::serde")]
 struct Item {
+    /// Aliases are not taken for other fields, wherever they are sorted.
+    #[serde(alias = "called", alias = "title")]
     name: String,
+    #[serde(alias = "form")]
     shape: Shape,
     tags: BTreeMap<u8, Vec<String>>,
     note: Option<(i64, char)>,
@@ -35,12 +49,31 @@ struct Item {
     counts: BTreeMap<u128, i8>,
 }
 
-/// Its name of a variant is none of Rust.
+/// The name of a variant is not a Rust identifier.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(crate = "rpc_core::serde", rename_all = "kebab-case")]
 enum Tree {
     Leaf,
     TwoWay { left: Option<Box<Tree>> },
+}
+
+/// Takes no made-up value, so what stands behind it is unknown.
+#[derive(Debug)]
+struct Hidden;
+
+impl Serialize for Hidden {
+    fn serialize<S: rpc_core::serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str("hidden")
+    }
+}
+
+impl<'de> Deserialize<'de> for Hidden {
+    fn deserialize<D: rpc_core::serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        match String::deserialize(from)?.as_str() {
+            "hidden" => Ok(Self),
+            _ => Err(rpc_core::serde::de::Error::custom("found")),
+        }
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -62,25 +95,9 @@ trait Store {
     async fn sum(&self, numbers: Streaming<i64>) -> Result<i64, Status>;
     fn twice(&self, shapes: Streaming<Shape>) -> impl Stream<Item = (u8, Shape)>;
     async fn large(&self, data: Bulk) -> Bulk;
-    async fn plant(&self) -> Tree;
+    async fn grow(&self, tree: Tree) -> Tree;
+    async fn plant(&self) -> (Hidden, u8);
     async fn planted(&self) -> u32;
-}
-
-/// Reflection that answers nothing.
-struct Silent;
-
-impl Reflect for Silent {
-    async fn services(&self) -> Vec<ServiceInfo> {
-        std::future::pending().await
-    }
-
-    async fn methods(&self, _: &str) -> Result<Vec<MethodInfo>, Status> {
-        std::future::pending().await
-    }
-
-    async fn schema(&self, _: &str) -> Result<Vec<String>, Status> {
-        std::future::pending().await
-    }
 }
 
 #[derive(Default)]
@@ -132,9 +149,13 @@ impl Store for Empty {
         data
     }
 
-    async fn plant(&self) -> Tree {
+    async fn grow(&self, tree: Tree) -> Tree {
+        Tree::TwoWay { left: Some(Box::new(tree)) }
+    }
+
+    async fn plant(&self) -> (Hidden, u8) {
         self.planted.fetch_add(1, Ordering::Relaxed);
-        Tree::TwoWay { left: Some(Box::new(Tree::Leaf)) }
+        (Hidden, 0)
     }
 
     async fn planted(&self) -> u32 {
@@ -211,7 +232,7 @@ fn run(command: &str, address: &str, arguments: &[&str], stdin: &str) -> (bool, 
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Who does not read it may have gone.
+    // It may have ended without reading.
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
     let output = child.wait_with_output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
@@ -228,13 +249,17 @@ macro_rules! on_shm_and_tcp {
 on_shm_and_tcp! {
     services_and_methods_are_shown,
     values_of_all_kinds_go_there_and_back,
-    json_that_does_not_fit_names_path_and_type,
+    misfitting_json_names_path_and_type,
     errors_and_metadata_and_timeouts,
     streams_go_both_ways,
     health_ping_and_top,
     what_is_missing_is_said,
-    a_method_whose_result_cannot_be_shown_is_not_carried_out,
-    a_server_that_answers_no_look_up_is_not_waited_for_without_end,
+    a_type_inside_itself_goes_there_and_back,
+    a_method_with_unknown_result_is_not_called,
+    a_silent_server_times_out,
+    a_hostile_server_is_shown_on_printable_lines,
+    tokens_come_from_variables_and_files,
+    credentials_come_from_variables_and_files,
 }
 
 fn services_and_methods_are_shown(scheme: &str) {
@@ -250,11 +275,11 @@ fn services_and_methods_are_shown(scheme: &str) {
     assert!(one.contains("item.shape::Box") && one.contains("rpcctl call"), "{one}");
     let health = world.good("describe", &["rpc.Health.check"], "");
     assert!(health.contains("check(service: str)"), "{health}");
-    // The example that is shown can be called.
+    // The shown example works.
     let example = one.split("--json '").nth(1).and_then(|it| it.split('\'').next()).unwrap();
     let echoed = world.good("call", &["Store.echo", "--json", example], "");
     assert!(echoed.contains("\"shape\":\"Point\""), "{echoed}");
-    // In either codec; streams too.
+    // With either codec, including streams.
     for codec in ["bincode", "postcard"] {
         let arguments = ["Store.echo", "--codec", codec, "--json", example];
         assert_eq!(world.good("call", &arguments, ""), echoed);
@@ -277,13 +302,13 @@ fn values_of_all_kinds_go_there_and_back(scheme: &str) {
         let piped = world.good("call", &["Store.echo", "--json", "-"], &arguments);
         assert_eq!(piped, echoed);
     }
-    // Large enough to go beside the message, both ways.
+    // Large enough to be sent beside the message, both ways.
     let text = "0123456789".repeat(20_000);
     let large = world.good("call", &["Store.large", "--json", "-"], &format!("[{text:?}]"));
     assert!(large.trim_end() == format!("{text:?}"), "{} bytes", large.len());
 }
 
-fn json_that_does_not_fit_names_path_and_type(scheme: &str) {
+fn misfitting_json_names_path_and_type(scheme: &str) {
     let world = World::with_all(scheme);
     let item = |shape: &str, tags: &str| {
         format!(
@@ -298,8 +323,8 @@ fn json_that_does_not_fit_names_path_and_type(scheme: &str) {
         (item("{\"Box\":{\"width\":-1,\"height\":1}}", "{}"), &["Box.width", "u32", "-1"]),
         (item("\"Point\"", "{\"300\":[]}"), &["the key item.tags[\"300\"]", "u8", "300"]),
         (item("\"Point\"", "{\"3\":[1]}"), &["item.tags[\"3\"][0]", "text", "found 1"]),
-        (r#"{"itme":1}"#.to_owned(), &["itme", "there are item"]),
-        ("7".to_owned(), &["the arguments are an object", "item"]),
+        (r#"{"itme":1}"#.to_owned(), &["itme", "the names are item"]),
+        ("7".to_owned(), &["the arguments as an object", "item"]),
         ("{".to_owned(), &["--json", "line 1"]),
     ] {
         world.bad("call", &["Store.echo", "--json", &json], "", expected);
@@ -349,7 +374,7 @@ fn health_ping_and_top(scheme: &str) {
     let top = world.good("top", &["-n", "2", "-i", "0"], "");
     assert!(top.contains("rpc.Health.check") && top.contains("CREDITS"), "{top}");
     assert!(top.lines().all(|line| line.chars().count() <= 100), "{top}");
-    let peer = if scheme == "shm" { "process " } else { "127.0.0.1:" };
+    let peer = if scheme == "shm" { "pid " } else { "127.0.0.1:" };
     assert!(top.lines().any(|line| line.starts_with(peer)), "{peer} is not there: {top}");
     world.good("top", &["-n", "1", "--output", "json"], "");
     world.shutdown.shutdown();
@@ -362,21 +387,42 @@ fn what_is_missing_is_said(scheme: &str) {
     world.bad("call", &["echo"], "", &["SERVICE.METHOD"]);
     let bare = World::start(scheme, |builder| builder);
     for command in ["list", "describe", "top"] {
-        bare.bad(command, &[], "", &["does not tell", "Server::builder().reflection()", "rpc."]);
+        bare.bad(
+            command,
+            &[],
+            "",
+            &["does not offer this service", "Server::builder().reflection()", "rpc."],
+        );
     }
     bare.bad("call", &["Store.who"], "", &["Server::builder().reflection()"]);
-    bare.bad("health", &[], "", &["does not tell", "Server::builder().health(&reporter)"]);
-    // Its answer is a round trip nevertheless.
+    bare.bad(
+        "health",
+        &[],
+        "",
+        &["does not offer this service", "Server::builder().health(&reporter)"],
+    );
+    // An error is a round trip, too.
     bare.good("ping", &["-c", "1"], "");
 }
 
-fn a_method_whose_result_cannot_be_shown_is_not_carried_out(scheme: &str) {
+/// Regression: the lines of a schema do not say which type is inside itself, so the method could
+/// not be called.
+fn a_type_inside_itself_goes_there_and_back(scheme: &str) {
     let world = World::with_all(scheme);
-    world.bad("call", &["Store.plant"], "", &["result of Store.plant cannot be shown", "inside"]);
+    let tree = r#"{"tree": {"two-way": {"left": {"two-way": {"left": null}}}}}"#;
+    let grown = world.good("call", &["Store.grow", "--json", tree], "");
+    let expected = r#"{"two-way":{"left":{"two-way":{"left":{"two-way":{"left":null}}}}}}"#;
+    assert_eq!(grown.trim(), expected);
+}
+
+fn a_method_with_unknown_result_is_not_called(scheme: &str) {
+    let world = World::with_all(scheme);
+    let words = ["result of Store.plant cannot be shown", "could not be looked into"];
+    world.bad("call", &["Store.plant"], "", &words);
     assert_eq!(world.good("call", &["Store.planted"], ""), "0\n");
 }
 
-fn a_server_that_answers_no_look_up_is_not_waited_for_without_end(scheme: &str) {
+fn a_silent_server_times_out(scheme: &str) {
     let world = World::start(scheme, |builder| builder.add_service(ReflectServer::new(Silent)));
     for (command, arguments) in [
         ("list", &["--timeout", "2"][..]),
@@ -387,6 +433,84 @@ fn a_server_that_answers_no_look_up_is_not_waited_for_without_end(scheme: &str) 
     }
 }
 
+/// Regression: a name of 65,536 characters panicked, docs with unclosed links took forever, line
+/// feeds forged lines.
+fn a_hostile_server_is_shown_on_printable_lines(scheme: &str) {
+    let world =
+        World::start(scheme, |builder| builder.add_service(ReflectServer::new(Hostile::default())));
+    let list = world.good("list", &[], "");
+    assert_eq!(list.lines().count(), 4, "{list}");
+    assert!(list.contains(r"Store\nerror: forged\u{1b}[2J\u{202e}"), "{list}");
+    let mut shown = vec![list];
+    for (command, arguments) in [
+        ("list", &["--output", "json"][..]),
+        ("describe", &[]),
+        ("describe", &["--output", "json"]),
+        ("describe", &["Store.who", "--output", "json"]),
+    ] {
+        shown.push(world.good(command, arguments, ""));
+    }
+    for (command, arguments) in [
+        ("describe", &["refused.x"][..]),
+        ("describe", &["Other"]),
+        ("call", &["Store.who", "--json", "[\"a\"]"]),
+        ("call", &["Store.who", "--json", "[\"a\"]"]),
+    ] {
+        let (is_good, _, stderr) = world.run(command, arguments, "");
+        assert!(!is_good && stderr.len() < 8192, "{command} {arguments:?}: {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        shown.push(stderr);
+    }
+    for text in shown {
+        for line in text.lines() {
+            assert!(is_printable(line), "{line:?}");
+            assert!(!line.starts_with("error: forged"), "{text}");
+        }
+    }
+}
+
+fn tokens_come_from_variables_and_files(scheme: &str) {
+    let world = World::with_all(scheme);
+    let file = std::env::temp_dir().join(format!("rpcctl-token-{}-{scheme}", std::process::id()));
+    std::fs::write(&file, "ada\n").unwrap();
+    let argument = format!("user={}", file.display());
+    let who = world.good("call", &["Store.who", "--metadata-file", &argument], "");
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(who, "\"ada\"\n");
+    world.bad("call", &["Store.who", "--metadata-file", &argument], "", &["No such file"]);
+    let package = env!("CARGO_PKG_NAME");
+    let who = world.good("call", &["Store.who", "--metadata-env", "user=CARGO_PKG_NAME"], "");
+    assert_eq!(who, format!("\"{package}\"\n"));
+    world.bad("call", &["Store.who", "--metadata-env", "user=NO_SUCH"], "", &["NO_SUCH"]);
+}
+
+fn credentials_come_from_variables_and_files(scheme: &str) {
+    let world = World::start(scheme, |builder| {
+        builder.reflection().authenticate(|credentials, _| async move {
+            match credentials.as_text() {
+                Some("rpcctl") => Ok(Verified::named("ada")),
+                _ => Err("this token is not known here"),
+            }
+        })
+    });
+    world.bad("list", &[], "", &["Channel::builder().credentials(..)"]);
+    let file = std::env::temp_dir().join(format!("rpcctl-who-{}-{scheme}", std::process::id()));
+    std::fs::write(&file, "rpcctl\n").unwrap();
+    let path = file.display().to_string();
+    let clear: &[&str] = if scheme == "tcp" { &["--allow-clear-credentials"] } else { &[] };
+    for given in [["--credentials-file", &path], ["--credentials-env", "CARGO_PKG_NAME"]] {
+        assert!(world.good("list", &[&given[..], clear].concat(), "").contains("Store"));
+        if scheme == "tcp" {
+            world.bad("list", &given, "", &["unencrypted"]);
+        }
+    }
+    std::fs::write(&file, "guess").unwrap();
+    let guess = [&["--credentials-file", &path], clear].concat();
+    world.bad("list", &guess, "", &["this token is not known here"]);
+    std::fs::remove_file(&file).unwrap();
+    world.bad("list", &["--credentials-file", &path], "", &["No such file"]);
+}
+
 #[test]
 fn an_address_where_nobody_listens_is_named() {
     let (is_good, _, stderr) = run("list", "shm://rpcctl-nobody-is-here", &[], "");
@@ -395,9 +519,9 @@ fn an_address_where_nobody_listens_is_named() {
     assert!(!is_good && stderr.contains("carrier-pigeon"), "{stderr}");
 }
 
-/// They returned 1, and asked the server before they looked at the rest of the line.
+/// Regression: they returned 1, and called the server before checking the rest of the line.
 #[test]
-fn a_wrong_command_line_is_said_before_anybody_is_asked() {
+fn a_wrong_command_line_fails_before_connecting() {
     let nobody = "shm://rpcctl-nobody-is-here";
     for (arguments, expected) in [
         (&["list", "carrier-pigeon"][..], "a scheme is missing"),
