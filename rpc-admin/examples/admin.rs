@@ -1,4 +1,4 @@
-//! A server under some load, and its page: `cargo run -p rpc-admin --example admin`.
+//! A server under load, and its page: `cargo run -p rpc-over-rdma-admin --example admin`.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ struct Shelf;
 impl Store for Shelf {
     async fn get(&self, key: u64) -> Result<u64, Status> {
         match key % 50 {
-            0 => Err(Status::not_found(format!("there is no key {key}"))),
+            0 => Err(Status::not_found(format!("no such key: {key}"))),
             _ => Ok(key),
         }
     }
@@ -35,7 +35,7 @@ impl Store for Shelf {
 
 async fn load(store: StoreClient, pace: Duration) {
     for key in 0_u64.. {
-        // What fails is on the page.
+        // Failures are shown on the page.
         let _ = store.get(key).await;
         let _ = store.put(key, &vec![7; 20_000]).await;
         if key % 20 == 0 {
@@ -49,7 +49,7 @@ async fn load(store: StoreClient, pace: Duration) {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let port = match std::env::args().nth(1) {
         Some(port) => {
-            port.parse().map_err(|_| format!("`{port}` is no port; usage: admin [PORT]"))?
+            port.parse().map_err(|_| format!("`{port}` is not a port; usage: admin [PORT]"))?
         }
         None => 9180,
     };

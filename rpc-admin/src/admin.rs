@@ -1,4 +1,4 @@
-//! From what is shown to an address where it is shown.
+//! Builds the page and binds it to an address.
 
 use std::fmt;
 use std::io;
@@ -7,25 +7,30 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use parking_lot::Mutex;
-use rpc_core::{Channel, StatsHandle};
-use tokio::net::TcpListener;
+use rpc_core::Channel;
+use rpc_core::health::HealthReporter;
+use rpc_core::stats::StatsHandle;
 use tokio::time::MissedTickBehavior;
 
+use crate::health::Health;
 use crate::history::History;
-use crate::hosts::{Hosts, is_loopback};
+use crate::hosts::is_loopback;
 use crate::http;
-use crate::listener::Limited;
+use crate::port::{Owner, Port};
 use crate::recent::Recent;
 use crate::subject::{INTERVAL, Source, Subject};
 use crate::wall_clock::unix_millis;
 
-/// The page of a server, and of the channels beside it: see [the crate](crate).
+/// The page of a server and its channels: see [the crate](crate).
 pub struct Admin {
     title: Option<String>,
     sources: Vec<(String, Source)>,
     recent: Option<Recent>,
+    health: Option<HealthReporter>,
     hosts: Vec<String>,
 }
+
+const OWNER: Owner = Owner { name: "admin page", builder: "Admin" };
 
 impl Admin {
     /// A page that shows a server: [`Server::stats_handle`](rpc_core::Server::stats_handle).
@@ -35,28 +40,29 @@ impl Admin {
             title: None,
             sources: vec![("server".to_owned(), Source::Server(server))],
             recent: None,
+            health: None,
             hosts: Vec::new(),
         }
     }
 
-    /// What stands at its top. Default: the name of the program.
+    /// Sets the title of the page. Default: the name of the program.
     #[must_use]
     pub fn title(mut self, title: impl Into<String>) -> Self {
         self.title = Some(title.into());
         self
     }
 
-    /// Shows another server of this process, under a name of its own. One that is shown already keeps
-    /// its first name, so that nothing is counted twice.
+    /// Shows another server of this process under the given name. A server that is already shown
+    /// keeps its first name, so that nothing is counted twice.
     #[must_use]
     pub fn server(mut self, name: impl Into<String>, server: StatsHandle) -> Self {
         self.add(name.into(), Source::Server(server));
         self
     }
 
-    /// Shows a channel, under a name of its own. What it serves itself
-    /// ([`ChannelBuilder::serve`](rpc_core::ChannelBuilder::serve)) is shown beside it, as `NAME serves`.
-    /// One that is shown already, or a clone of it, keeps its first name.
+    /// Shows a channel under the given name. Services that it serves itself
+    /// ([`ChannelBuilder::serve`](rpc_core::ChannelBuilder::serve)) are shown separately, as
+    /// `NAME serves`. A channel that is already shown, or a clone of it, keeps its first name.
     #[must_use]
     pub fn channel(mut self, name: impl Into<String>, channel: &Channel) -> Self {
         let name = name.into();
@@ -75,51 +81,52 @@ impl Admin {
             Some((first, _)) => tracing::warn!(
                 name,
                 first,
-                "this source is on the admin page already, and is shown once, by its first name"
+                "this source is already on the admin page, and is shown under its first name only"
             ),
         }
     }
 
-    /// Shows failed and slow calls: of the servers and channels that have it as an interceptor.
+    /// Shows failed and slow calls of the servers and channels that have it as an interceptor.
     #[must_use]
     pub fn recent(mut self, recent: Recent) -> Self {
         self.recent = Some(recent);
         self
     }
 
-    /// A name or an IP address that the page is asked for by besides those of the loopback: that of a
-    /// proxy before it, if the proxy hands it on. A port is ignored. What is no name is an error of
-    /// [`bind`](Self::bind). On a loopback address requests for other names are
-    /// refused, so that no web site reads the page by giving its name that address (DNS rebinding).
-    /// Pages on other addresses answer to every name.
+    /// Makes `/healthz` answer 503 while a service is not serving. Otherwise it does so only while
+    /// a server is shutting down.
+    #[must_use]
+    pub fn health(mut self, reporter: &HealthReporter) -> Self {
+        self.health = Some(reporter.clone());
+        self
+    }
+
+    /// Accepts another host name or IP address in addition to the loopback ones: the name of a
+    /// proxy that forwards the `Host` header. A port is ignored. An invalid name is an error of
+    /// [`bind`](Self::bind). On a loopback address, requests for unknown names are refused, so that
+    /// no web site can read the page through DNS rebinding. Pages on other addresses answer to
+    /// every name.
     #[must_use]
     pub fn host(mut self, name: impl AsRef<str>) -> Self {
         self.hosts.push(name.as_ref().to_owned());
         self
     }
 
-    /// Listens there. Port 0 takes a free one.
+    /// Listens at `address`. Port 0 picks a free one.
     ///
     /// # Errors
-    /// It cannot listen there: the error names the address. A [`host`](Self::host) is none.
+    /// It cannot listen there: the error names the address. A [`host`](Self::host) is not a host
+    /// name.
     pub async fn bind(self, address: impl Into<SocketAddr>) -> io::Result<BoundAdmin> {
-        let address = address.into();
-        let named = |error: io::Error| {
-            io::Error::new(
-                error.kind(),
-                format!("admin page on {address}: cannot listen there: {error}"),
-            )
-        };
-        Hosts::new(address, &self.hosts)?;
-        let listener = TcpListener::bind(address).await.map_err(named)?;
-        let address = listener.local_addr()?;
-        let hosts = Hosts::new(address, &self.hosts)?;
+        let port = Port::bind(OWNER, address.into(), &self.hosts).await?;
+        let address = port.address;
         let public = (!is_loopback(address.ip())).then_some(address);
         if public.is_some() {
             tracing::warn!(
                 %address,
-                "the admin page can be read by everybody who can reach this address, and asks nobody \
-                 who they are; bind it to 127.0.0.1, or put a proxy before it that asks"
+                "anybody who can reach this address can read the admin page, which has no \
+                 authentication; bind it to 127.0.0.1, or put an authenticating proxy in front of \
+                 it"
             );
         }
         let subject = Subject {
@@ -130,7 +137,9 @@ impl Admin {
             since_ms: unix_millis(SystemTime::now()),
             public,
         };
-        Ok(BoundAdmin { listener, address, hosts, subject: Arc::new(subject) })
+        let servers = subject.servers().cloned().collect();
+        let health = Health { servers, reporter: self.health };
+        Ok(BoundAdmin { port, health, subject: Arc::new(subject) })
     }
 
     /// [`bind`](Self::bind), and [`serve`](BoundAdmin::serve).
@@ -149,32 +158,31 @@ impl fmt::Debug for Admin {
     }
 }
 
-/// The name of this program's file.
+/// The file name of this program.
 fn program() -> String {
     let file = std::env::args_os().next().map(std::path::PathBuf::from);
     let name = file.as_ref().and_then(|file| file.file_name());
     name.map_or_else(|| "server".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-/// A page that listens: who asks is answered once it is served.
+/// A listening page: requests are answered once it is served.
 pub struct BoundAdmin {
-    listener: TcpListener,
-    address: SocketAddr,
-    hosts: Hosts,
+    port: Port,
+    health: Health,
     subject: Arc<Subject>,
 }
 
 impl BoundAdmin {
-    /// Where it listens.
+    /// The address at which it listens.
     #[must_use]
     pub fn local_address(&self) -> SocketAddr {
-        self.address
+        self.port.address
     }
 
-    /// What to open in a browser on this machine.
+    /// The URL to open in a browser on this machine.
     #[must_use]
     pub fn url(&self) -> String {
-        let mut address = self.address;
+        let mut address = self.port.address;
         if address.ip().is_unspecified() {
             address.set_ip(match address {
                 SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
@@ -184,17 +192,14 @@ impl BoundAdmin {
         format!("http://{address}/")
     }
 
-    /// Answers until the future is dropped.
+    /// Answers requests until the future is dropped.
     ///
     /// # Errors
-    /// The listener failed for good.
+    /// The listener failed permanently.
     pub async fn serve(self) -> io::Result<()> {
-        let Self { listener, hosts, subject, .. } = self;
-        // Connections have tasks of their own. They end with this future.
-        let (_serving, ended) = tokio::sync::oneshot::channel::<()>();
-        let answering =
-            axum::serve(Limited::new(listener), http::router(Arc::clone(&subject), hosts))
-                .with_graceful_shutdown(async { drop(ended.await) });
+        let Self { port, health, subject } = self;
+        let hosts = port.hosts.clone();
+        let answering = port.serve(http::page(Arc::clone(&subject), health, hosts));
         let reading = async {
             let mut ticks = tokio::time::interval(INTERVAL);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -204,14 +209,15 @@ impl BoundAdmin {
             }
         };
         tokio::select! {
-            outcome = async { answering.await } => outcome,
-            () = reading => Ok(()),
+            () = answering => {}
+            () = reading => {}
         }
+        Ok(())
     }
 }
 
 impl fmt::Debug for BoundAdmin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BoundAdmin").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("BoundAdmin").field("address", &self.port.address).finish_non_exhaustive()
     }
 }

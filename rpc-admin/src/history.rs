@@ -1,4 +1,4 @@
-//! Numbers over time: what has changed between two readings.
+//! History: the changes between consecutive readings.
 //!
 //! Pure: time is an argument. Invariant: memory is bounded by [`MOST_POINTS`] and [`MOST_METHODS`],
 //! and by what the servers have.
@@ -13,12 +13,12 @@ use serde::Serialize;
 
 use crate::wall_clock::unix_millis;
 
-/// Readings that are kept: three minutes.
+/// Number of readings kept: three minutes.
 pub(crate) const MOST_POINTS: usize = 180;
-/// Methods whose numbers are kept of each reading, the busiest.
+/// Number of methods kept per reading, the busiest ones.
 pub(crate) const MOST_METHODS: usize = 64;
 
-/// Stands for the end of the bucket that has none: what is in it took two minutes and more.
+/// Replaces the bound of the unbounded bucket, for times above two minutes.
 const LONGEST: Duration = Duration::from_secs(138);
 
 /// The numbers of a server or of a channel.
@@ -26,23 +26,29 @@ const LONGEST: Duration = Duration::from_secs(138);
 pub(crate) struct Reading {
     pub(crate) methods: Vec<MethodStats>,
     pub(crate) connections: Vec<ConnectionStats>,
-    /// Used and limit, bytes; of channels none.
+    /// Used and limit, bytes; `None` for channels.
     pub(crate) memory: Option<(u64, u64)>,
     pub(crate) is_draining: bool,
-    /// Other numbers, with what they are called.
+    /// Other numbers, with their names.
     pub(crate) others: Vec<(&'static str, u64)>,
 }
 
 impl Reading {
     pub(crate) fn of_server(stats: ServerStats) -> Self {
+        let mut others = vec![
+            ("accepted", stats.accepted),
+            ("refused", stats.refused),
+            ("denied", stats.denied),
+            ("set-ups failed", stats.set_ups_failed),
+            ("being set up", stats.set_ups),
+            ("CQ entries", stats.cq_entries),
+        ];
+        if let Some(overload) = stats.overload {
+            others.push(("calls in flight, limit", overload.limit.into()));
+            others.push(("calls refused by it", overload.shed));
+        }
         Self {
-            others: vec![
-                ("accepted", stats.accepted),
-                ("refused", stats.refused),
-                ("set-ups failed", stats.set_ups_failed),
-                ("being set up", stats.set_ups),
-                ("CQ entries", stats.cq_entries),
-            ],
+            others,
             memory: Some((stats.memory_used_bytes, stats.memory_limit_bytes)),
             is_draining: stats.is_draining,
             methods: stats.methods,
@@ -57,12 +63,18 @@ impl Reading {
     }
 
     pub(crate) fn of_channel(stats: ChannelStats) -> Self {
+        let mut others = vec![
+            ("connected", stats.connected),
+            ("connects failed", stats.connect_failures),
+            ("calls waiting", stats.waiting_calls),
+        ];
+        if !stats.members.is_empty() {
+            let ejected = stats.members.iter().filter(|member| member.is_ejected).count();
+            others.push(("servers", stats.members.len() as u64));
+            others.push(("ejected servers", ejected as u64));
+        }
         Self {
-            others: vec![
-                ("connected", stats.connected),
-                ("connects failed", stats.connect_failures),
-                ("calls waiting", stats.waiting_calls),
-            ],
+            others,
             memory: None,
             is_draining: false,
             methods: stats.methods,
@@ -74,20 +86,20 @@ impl Reading {
 /// Calls between two readings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(crate) struct Calls {
-    /// Calls that began, per second.
+    /// Started calls per second.
     pub(crate) rate: f64,
-    /// Calls that ended with a status other than `Cancelled`, per second.
+    /// Calls per second that ended with a status other than `Cancelled`.
     pub(crate) errors: f64,
-    /// Times that half of the calls, and 99 of 100, did not exceed, ns; 0 without calls.
+    /// Median and 99th percentile, ns; 0 without calls.
     pub(crate) p50_ns: u64,
     pub(crate) p99_ns: u64,
 }
 
-/// A source at one time.
+/// A reading of one source.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct SourcePoint {
     pub(crate) total: Calls,
-    /// The methods that were called since the reading before.
+    /// The methods called since the previous reading.
     pub(crate) methods: BTreeMap<&'static str, Calls>,
     pub(crate) in_flight: u64,
     pub(crate) connections: u64,
@@ -97,7 +109,7 @@ pub(crate) struct SourcePoint {
     pub(crate) memory_used_bytes: u64,
 }
 
-/// All sources at one time.
+/// A reading of all sources.
 #[derive(Debug, Serialize)]
 pub(crate) struct Point {
     pub(crate) sequence: u64,
@@ -105,7 +117,7 @@ pub(crate) struct Point {
     pub(crate) sources: Vec<SourcePoint>,
 }
 
-/// The points of the last minutes, and the last reading.
+/// The points of the last three minutes, and the last reading.
 pub(crate) struct History {
     pub(crate) points: VecDeque<Arc<Point>>,
     pub(crate) last: Arc<Vec<Reading>>,
@@ -114,7 +126,7 @@ pub(crate) struct History {
     sequence: u64,
 }
 
-/// What a method had counted.
+/// The counts of a method.
 #[derive(Default)]
 struct Before {
     started: u64,
@@ -122,7 +134,7 @@ struct Before {
     times: Times,
 }
 
-/// The end of each bucket, and how many are in it.
+/// The bound of each bucket, and its count.
 type Times = BTreeMap<Duration, u64>;
 
 impl History {
@@ -136,8 +148,7 @@ impl History {
         }
     }
 
-    /// Takes a reading of each source. Gives what is not needed any more, to be dropped outside of
-    /// locks.
+    /// Takes a reading of each source. Returns expired points, to be dropped outside of locks.
     pub(crate) fn push(
         &mut self,
         now: Instant,
@@ -148,7 +159,7 @@ impl History {
         let sources = readings.iter().zip(&mut self.before);
         let sources = sources.map(|(reading, before)| point_of(reading, before, passed)).collect();
         self.read_at = Some(now);
-        // What has changed is known from the second one on.
+        // Changes are known from the second reading on.
         let mut oldest = None;
         if passed.is_some() {
             self.sequence += 1;
@@ -162,12 +173,12 @@ impl History {
     }
 }
 
-/// Whether a call that ended so has failed: nobody waited for one that was cancelled.
+/// Whether a code counts as a failure: a cancelled call does not.
 pub(crate) fn is_failure(code: Code) -> bool {
     !matches!(code, Code::Ok | Code::Cancelled)
 }
 
-/// Calls of a method that failed.
+/// Failed calls of a method.
 pub(crate) fn errors_of(method: &MethodStats) -> u64 {
     method.ended.iter().filter(|(code, _)| is_failure(**code)).map(|(_, count)| count).sum()
 }
@@ -231,7 +242,7 @@ fn calls(started: u64, errors: u64, times: &Times, passed: Duration) -> Calls {
     }
 }
 
-/// The end of the bucket that the call of this rank, of 100, is in; 0 without calls.
+/// The bound of the bucket with this percentile; 0 without calls.
 fn quantile(times: &Times, of_hundred: u64) -> u64 {
     let rank = times.values().sum::<u64>() * of_hundred;
     let mut seen = 0;
@@ -246,7 +257,7 @@ fn quantile(times: &Times, of_hundred: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// A method as a server tells it, made by serving calls: its fields can be set, its times cannot.
+    /// The statistics of a method. Created by serving calls, since its times cannot be set.
     fn method(name: &'static str, started: u64, ended: &[(Code, u64)]) -> MethodStats {
         let mut stats = MethodStats::default();
         stats.name = name;
@@ -288,11 +299,11 @@ mod tests {
         assert_eq!(quantile(&Times::new(), 50), 0);
     }
 
-    /// It was u64::MAX ns, 584 years.
+    /// Regression: it was u64::MAX ns, 584 years.
     #[test]
     fn calls_of_above_two_minutes_have_a_time() {
         let mut stats = method("A.f", 2, &[]);
-        // What a server tells of a call in its last bucket, which has no end.
+        // A call in the last, unbounded bucket of a server.
         let took =
             serde_json::json!({ "buckets": [[1024, 1], [null, 1]], "nanos": 138_000_001_024_u64 });
         stats.took = serde_json::from_value(took).unwrap();

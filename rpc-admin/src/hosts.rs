@@ -1,46 +1,55 @@
-//! The names that a page on a loopback address answers to.
+//! The host names to which a page on a loopback address answers.
 //!
-//! Who can make a browser on this machine resolve a name of theirs to 127.0.0.1 (DNS rebinding) reads the
-//! page with it, as for the browser it is of their site. But the browser says which name it asked for.
+//! A web site could make a browser on this machine resolve its name to 127.0.0.1 (DNS rebinding)
+//! and then read the page, which for the browser belongs to that site. But the browser sends the
+//! name in the `Host` header.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use axum::extract::Request;
 use axum::http::{HeaderValue, header};
+use rpc_core::text::printable_bytes;
 
-/// Longest name that is shown back to who asked for it, characters.
+use crate::port::Owner;
+
+/// Maximum length of a requested name that is repeated in an error, bytes.
 const MOST_SHOWN: usize = 100;
 
-/// What may stand in a request's `Host`.
+/// The allowed values of a request's `Host`.
+#[derive(Clone)]
 pub(crate) struct Hosts {
+    owner: Owner,
     address: SocketAddr,
-    /// Beside those of the loopback.
+    /// In addition to the loopback names.
     named: Vec<String>,
 }
 
 impl Hosts {
     /// # Errors
-    /// What was given is no name of a host.
-    pub(crate) fn new(address: SocketAddr, named: &[String]) -> io::Result<Self> {
+    /// A given name is not a host name.
+    pub(crate) fn new(owner: Owner, address: SocketAddr, named: &[String]) -> io::Result<Self> {
         let named = named.iter().map(|given| {
             let name = normal(given);
-            // What a browser asks for: names of other letters come in their ASCII form.
-            let is_other = |letter: char| !letter.is_ascii_alphanumeric() && !"-_.".contains(letter);
+            // Browsers send international names in their ASCII form.
+            let is_other =
+                |letter: char| !letter.is_ascii_alphanumeric() && !"-_.".contains(letter);
             let is_address = name.parse::<IpAddr>().is_ok();
             if name.is_empty() || !is_address && name.contains(is_other) {
+                let Owner { name, builder } = owner;
                 let text = format!(
-                    "admin page: `Admin::host` was given {given:?}, which is no name of a host: a name or \
-                     an IP address is wanted, with or without a port"
+                    "{name}: {given:?} is not a valid `{builder}::host`: pass a host name or an IP \
+                     address, with or without a port"
                 );
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
             }
             Ok(name)
         });
-        Ok(Self { address, named: named.collect::<io::Result<_>>()? })
+        Ok(Self { owner, address, named: named.collect::<io::Result<_>>()? })
     }
 
-    /// Why the request is not answered, if it is not. One that names no host comes from no browser.
+    /// The reason to reject the request, if there is one. A request without a host does not come
+    /// from a browser.
     pub(crate) fn refusal(&self, request: &Request) -> Option<String> {
         if !is_loopback(self.address.ip()) {
             return None;
@@ -48,12 +57,12 @@ impl Hosts {
         let uri = request.uri().authority().map(|authority| authority.as_str().as_bytes());
         let headers = request.headers().get_all(header::HOST).iter().map(HeaderValue::as_bytes);
         let wrong = uri.into_iter().chain(headers).find(|host| !self.is_known(host))?;
-        let wrong = String::from_utf8_lossy(wrong);
-        let shown: String = wrong.chars().take(MOST_SHOWN).collect();
+        let shown = printable_bytes(wrong).at_most(MOST_SHOWN);
         Some(format!(
-            "this page is for this machine alone, and answers to localhost and loopback addresses, not to \
-             {shown:?}: open http://{}/, or, if a proxy asks under that name, give it to `Admin::host`\n",
-            self.address
+            "this page only serves this machine: it answers to localhost and loopback addresses, \
+             not to {shown:?}; open http://{}/, or, if a proxy forwards that name, pass it to \
+             `{}::host`\n",
+            self.address, self.owner.builder
         ))
     }
 
@@ -67,13 +76,13 @@ impl Hosts {
     }
 }
 
-/// Also of an IPv4 address in IPv6's clothes.
+/// Also for IPv4-mapped IPv6 addresses.
 pub(crate) fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
 
-/// A host as names are compared: without port, in small letters; an IP address in its canonical form,
-/// without brackets.
+/// A host in normal form, for comparison: without port, in lower case; an IP address in its
+/// canonical form, without brackets.
 fn normal(host: &str) -> String {
     // An IPv6 address without brackets has no port.
     let name = if host.parse::<IpAddr>().is_ok() { host } else { without_port(host) };
@@ -101,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_the_loopback_are_known_and_no_others() {
+    fn only_loopback_names_are_known() {
         let hosts = hosts(&["Admin.Example.:9180"]).expect("a name");
         for host in [
             "localhost",
@@ -142,7 +151,8 @@ mod tests {
 
     fn hosts(named: &[&str]) -> io::Result<Hosts> {
         let named: Vec<String> = named.iter().map(|name| (*name).to_owned()).collect();
-        Hosts::new(([127, 0, 0, 1], 9180).into(), &named)
+        let owner = Owner { name: "admin page", builder: "Admin" };
+        Hosts::new(owner, ([127, 0, 0, 1], 9180).into(), &named)
     }
 
     #[test]
@@ -165,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_of_a_host_is_said() {
+    fn invalid_host_names_are_reported() {
         for given in [
             "",
             ".",
@@ -181,10 +191,7 @@ mod tests {
         ] {
             let error = hosts(&[given]).err().unwrap_or_else(|| panic!("{given:?} was taken"));
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
-            assert!(
-                error.to_string().contains(&format!("was given {given:?}, which is no")),
-                "{error}"
-            );
+            assert!(error.to_string().contains(&format!("{given:?} is not a valid")), "{error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Requests and answers.
+//! The HTTP routes.
 
 use std::sync::Arc;
 
@@ -8,38 +8,64 @@ use axum::http::{HeaderName, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::IntoResponse;
 use axum::routing::get;
+use rpc_core::stats::PrometheusText;
 
+use crate::health::Health;
 use crate::hosts::Hosts;
+use crate::metrics::Numbers;
 use crate::report;
 use crate::subject::Subject;
 
 const PAGE: &str = include_str!("page.html");
-/// Nothing from elsewhere, and no other site may show the page in itself.
+/// Nothing is loaded from elsewhere, and no other site can embed the page.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
                       connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-pub(crate) fn router(subject: Arc<Subject>, hosts: Hosts) -> Router {
-    let hosts = Arc::new(hosts);
-    Router::new()
+const TEXT: &str = "text/plain; charset=utf-8";
+
+/// The page and its data.
+pub(crate) fn page(subject: Arc<Subject>, health: Health, hosts: Hosts) -> Router {
+    let router = Router::new()
         .route("/", get(async || answer(StatusCode::OK, "text/html; charset=utf-8", PAGE)))
         .route("/api/stats", get(stats))
-        .route("/metrics", get(metrics))
-        .fallback(async || {
-            let paths = "there are /, /api/stats and /metrics\n";
-            answer(StatusCode::NOT_FOUND, "text/plain; charset=utf-8", paths)
-        })
-        .method_not_allowed_fallback(async || {
-            let kind = "text/plain; charset=utf-8";
-            answer(StatusCode::METHOD_NOT_ALLOWED, kind, "the page is only read: GET\n")
-        })
+        .route("/metrics", get(all_metrics))
         .with_state(subject)
+        .merge(healthz(health));
+    guarded(router, "not found; the paths are /, /api/stats, /metrics and /healthz\n", hosts)
+}
+
+/// The metrics of a server and of channels, and the health of the server.
+pub(crate) fn metrics(numbers: Numbers, health: Health, hosts: Hosts) -> Router {
+    let text = async |State(numbers): State<Arc<Numbers>>| prometheus(&numbers.prometheus_text());
+    let router = Router::new()
+        .route("/metrics", get(text))
+        .with_state(Arc::new(numbers))
+        .merge(healthz(health));
+    guarded(router, "not found; the paths are /metrics and /healthz\n", hosts)
+}
+
+fn healthz(health: Health) -> Router {
+    let check = async |State(health): State<Health>, uri: Uri| {
+        let (status, text) = health.answer(uri.query().unwrap_or_default());
+        answer(status, TEXT, text)
+    };
+    Router::new().route("/healthz", get(check)).with_state(health)
+}
+
+/// Adds the responses to bad requests, and rejects unknown host names.
+fn guarded(router: Router, paths: &'static str, hosts: Hosts) -> Router {
+    let hosts = Arc::new(hosts);
+    router
+        .fallback(async move || answer(StatusCode::NOT_FOUND, TEXT, paths))
+        .method_not_allowed_fallback(async || {
+            answer(StatusCode::METHOD_NOT_ALLOWED, TEXT, "the page is read-only: use GET\n")
+        })
         .layer(middleware::from_fn(move |request: Request, next: Next| {
             let hosts = Arc::clone(&hosts);
             async move {
                 match hosts.refusal(&request) {
                     Some(text) => {
-                        let kind = "text/plain; charset=utf-8";
-                        answer(StatusCode::MISDIRECTED_REQUEST, kind, text).into_response()
+                        answer(StatusCode::MISDIRECTED_REQUEST, TEXT, text).into_response()
                     }
                     None => next.run(request).await,
                 }
@@ -51,29 +77,31 @@ async fn stats(State(subject): State<Arc<Subject>>, uri: Uri) -> impl IntoRespon
     let after = match after(uri.query().unwrap_or_default()) {
         Ok(after) => after,
         Err(error) => {
-            let kind = "text/plain; charset=utf-8";
-            return answer(StatusCode::BAD_REQUEST, kind, error).into_response();
+            return answer(StatusCode::BAD_REQUEST, TEXT, error).into_response();
         }
     };
     answer(StatusCode::OK, "application/json", report::json(&subject, after)).into_response()
 }
 
-async fn metrics(State(subject): State<Arc<Subject>>) -> impl IntoResponse {
-    let text = report::prometheus(&subject.prometheus_texts());
-    answer(StatusCode::OK, "text/plain; version=0.0.4", text)
+async fn all_metrics(State(subject): State<Arc<Subject>>) -> impl IntoResponse {
+    prometheus(&subject.prometheus_text())
 }
 
-/// `after=N`: the points after that one.
+fn prometheus(text: &PrometheusText) -> impl IntoResponse + use<> {
+    answer(StatusCode::OK, PrometheusText::CONTENT_TYPE, text.to_string())
+}
+
+/// Parses `after=N`: the points after that one.
 fn after(query: &str) -> Result<u64, String> {
     match query.split('&').find_map(|pair| pair.strip_prefix("after=")) {
         Some(number) => number
             .parse()
-            .map_err(|_| "after=N takes the sequence number of a point, 0 or more\n".to_owned()),
+            .map_err(|_| "after=N: N is the sequence number of a point, 0 or more\n".to_owned()),
         None => Ok(0),
     }
 }
 
-/// Every answer ends its connection: nobody holds one for longer than a request takes.
+/// Every response closes its connection, so no connection outlives its request.
 fn answer(status: StatusCode, kind: &'static str, body: impl IntoResponse) -> impl IntoResponse {
     let headers: [(HeaderName, &'static str); 6] = [
         (header::CONTENT_TYPE, kind),

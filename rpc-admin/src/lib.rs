@@ -1,10 +1,12 @@
-//! One page that shows what a server does: methods, connections, credits, memory, and the calls that
-//! failed or were slow.
+//! A web page with the state of a server: methods, connections, credits, memory, and recent failed
+//! or slow calls.
 //!
 //! ```
 //! # #[rpc_core::service] pub trait Greeter { async fn greet(&self) -> String; }
-//! # struct Polite; impl Greeter for Polite { async fn greet(&self) -> String { "Good day".into() } }
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # struct Polite;
+//! # impl Greeter for Polite { async fn greet(&self) -> String { "Good day".into() } }
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use rpc_admin::{Admin, Recent};
 //! use rpc_core::Server;
 //!
@@ -20,30 +22,36 @@
 //! # Ok(()) }
 //! ```
 //!
-//! | path | what |
+//! | path | content |
 //! |---|---|
-//! | `/` | the page; it needs nothing from elsewhere |
-//! | `/api/stats` | what it shows, as JSON |
-//! | `/metrics` | the numbers for Prometheus |
+//! | `/` | the page, self-contained |
+//! | `/api/stats` | the data of the page, as JSON |
+//! | `/metrics` | metrics for Prometheus |
+//! | `/healthz` | 200 while the process serves, 503 while it or one of its services does not |
 //!
-//! The numbers are read once a second, whoever looks, and kept for three minutes. Servers without the
-//! page pay nothing for it: it reads what they count anyway.
+//! [`Metrics`] serves only the last two.
 //!
-//! The page asks nobody who they are, and can change nothing. On an address that others can reach it
-//! says so, in the log and on the page: use a loopback address, or put a proxy before it that asks. On a
-//! loopback address it answers to names of the loopback alone, and to those given to [`Admin::host`].
+//! The numbers are read once a second, regardless of viewers, and kept for three minutes. Servers
+//! without the page pay nothing for it: it reads counters that exist anyway.
+//!
+//! The page has no authentication and is read-only. If its address can be reached from other
+//! machines, it warns in the log and on the page: use a loopback address, or put an authenticating
+//! proxy in front of it. On a loopback address it only answers to loopback names, and to those
+//! given to [`Admin::host`].
 //!
 //! | file | idea |
 //! |---|---|
-//! | `admin` | from what is shown to an address |
-//! | `subject` | servers and channels that are shown |
-//! | `history` | numbers over time; pure |
+//! | `admin` | builds the page and binds it to an address |
+//! | `subject` | the servers and channels shown |
+//! | `history` | changes over time; pure |
 //! | `recent` | failed and slow calls |
-//! | `report` | what the page is told |
-//! | `http` | requests and answers |
-//! | `hosts` | the names that the page answers to |
-//! | `listener` | bounds on who asks |
-//! | `wall_clock` | the time of day |
+//! | `report` | the data of the page |
+//! | `http` | the HTTP routes |
+//! | `hosts` | the accepted host names |
+//! | `port` | the listener and the limits of its connections |
+//! | `metrics` | metrics and health without the page |
+//! | `health` | the health of the process |
+//! | `wall_clock` | wall-clock time |
 //! | `page.html` | the page |
 
 #[cfg(doctest)]
@@ -51,14 +59,17 @@
 mod readme {}
 
 mod admin;
+mod health;
 mod history;
 mod hosts;
 mod http;
-mod listener;
+mod metrics;
+mod port;
 mod recent;
 mod report;
 mod subject;
 mod wall_clock;
 
 pub use self::admin::{Admin, BoundAdmin};
+pub use self::metrics::{BoundMetrics, Metrics};
 pub use self::recent::Recent;

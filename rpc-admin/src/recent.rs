@@ -1,9 +1,9 @@
-//! The last calls that failed, and the last that were slow.
+//! Recent failed and slow calls.
 //!
 //! Invariants:
-//! 1. Memory is fixed: so many calls of each kind, each text so long.
-//! 2. A call that went well and was not slow costs a comparison, and no lock.
-//! 3. No call waits for the lock: what cannot be kept at once is counted.
+//! 1. Memory is bounded: the number of calls of each kind and the length of each text are limited.
+//! 2. A successful call that is not slow costs a comparison, and no lock.
+//! 3. No call waits for the lock: calls that cannot be kept at once are counted.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,26 +12,27 @@ use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
 use rpc_core::interceptor::{ClientInterceptor, Ended, Ending, ServerInterceptor};
+use rpc_core::text::printable;
 use rpc_core::trace::TraceParent;
-use rpc_core::{Code, Context, PeerIdentity};
+use rpc_core::{Code, Context};
 use serde::Serialize;
 
 use crate::history::is_failure;
 use crate::wall_clock::unix_millis;
 
-/// Calls of each kind that are kept.
+/// Number of calls kept of each kind.
 const MOST: usize = 64;
-/// Longest text of a call, characters.
+/// Maximum length of a call's text, characters.
 const MOST_CHARS: usize = 240;
-/// Slower calls are kept, unless something else is said.
+/// Default threshold for slow calls.
 const SLOW: Duration = Duration::from_millis(100);
 
-/// Keeps the last calls that failed and the last that were slow, for the page: an interceptor of
-/// servers and channels. Clones keep them together.
+/// An interceptor of servers and channels that keeps the most recent failed and slow calls for the
+/// page. Clones share them.
 ///
-/// A call failed if it ended with a status other than `Cancelled`; a method's own error is an answer.
-/// A handler that was stopped after its deadline had passed counts as `DeadlineExceeded`. Arguments
-/// and metadata are not kept, but the texts of statuses are.
+/// A call failed if it ended with a status other than `Cancelled`; a method's own error is an
+/// answer. A handler that was stopped after its deadline had passed counts as `DeadlineExceeded`.
+/// Arguments and metadata are not kept, but the texts of statuses are.
 ///
 /// ```
 /// use rpc_admin::Recent;
@@ -59,7 +60,7 @@ struct Rings {
     slow: VecDeque<Arc<CallRow>>,
 }
 
-/// A call that was kept.
+/// A kept call.
 #[derive(Debug, Serialize)]
 pub(crate) struct CallRow {
     at_ms: u64,
@@ -73,7 +74,7 @@ pub(crate) struct CallRow {
     trace_id: Option<String>,
 }
 
-/// What the page is told, the last first.
+/// The calls for the page, latest first.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct RecentRows {
     pub(crate) slow_ns: u64,
@@ -83,14 +84,14 @@ pub(crate) struct RecentRows {
 }
 
 impl Recent {
-    /// Keeps none yet. Calls of more than 100 ms are slow.
+    /// Starts empty. Calls of more than 100 ms count as slow.
     #[must_use]
     pub fn new() -> Self {
         Self { slow: SLOW, kept: Arc::default() }
     }
 
-    /// Which calls are slow: on a server by the time of the handler, in a client by that of the call
-    /// with all of its attempts; of streams, until their end.
+    /// Sets the threshold for slow calls: on a server for the time of the handler, in a client for
+    /// that of the call with all its attempts; for streams, until their end.
     #[must_use]
     pub fn slower_than(mut self, slow: Duration) -> Self {
         self.slow = slow;
@@ -139,9 +140,7 @@ impl Recent {
             code,
             text: short(text),
             took_ns: nanos(took),
-            peer: context
-                .and_then(Context::peer)
-                .map(|peer: &Arc<PeerIdentity>| short(&format!("{peer:?}"))),
+            peer: context.and_then(Context::peer).map(|peer| short(&format!("{peer}"))),
             trace_id: trace.map(|trace| format!("{:032x}", trace.trace_id)),
         });
         let Some(mut rings) = self.kept.rings.try_lock() else {
@@ -187,12 +186,14 @@ fn push(ring: &mut VecDeque<Arc<CallRow>>, row: Arc<CallRow>) {
     ring.push_back(row);
 }
 
-/// The text, or its begin.
+/// The printable text, cut if it is too long.
 fn short(text: &str) -> String {
-    match text.char_indices().nth(MOST_CHARS) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
+    let mut text = printable(text).to_string();
+    if let Some((end, _)) = text.char_indices().nth(MOST_CHARS) {
+        text.truncate(end);
+        text.push('…');
     }
+    text
 }
 
 fn nanos(time: Duration) -> u64 {

@@ -1,4 +1,4 @@
-//! What the page is told, as JSON.
+//! The data of the page, as JSON.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,24 +10,24 @@ use crate::history::{Point, Reading, errors_of};
 use crate::recent::{Recent, RecentRows};
 use crate::subject::{INTERVAL, Subject};
 
-/// Connections that are shown, the busiest.
+/// Number of connections shown, the busiest ones.
 const MOST_CONNECTIONS: usize = 50;
 
 #[derive(Serialize)]
 struct Report<'a> {
     title: &'a str,
     public: Option<String>,
-    /// When the page was made: another time is another process.
+    /// Start time of the page: a different one means another process.
     since_ms: u64,
     interval_ms: u128,
     sources: Vec<SourceNow<'a>>,
-    /// Those after the sequence number that was asked for.
+    /// The points after the requested sequence number.
     points: Vec<Arc<Point>>,
-    /// `None`: nobody keeps them.
+    /// `None`: they are not kept.
     recent: Option<RecentRows>,
 }
 
-/// A source as it was last read.
+/// The last reading of a source.
 #[derive(Serialize)]
 struct SourceNow<'a> {
     name: &'a str,
@@ -37,7 +37,7 @@ struct SourceNow<'a> {
     connections: Vec<&'a ConnectionStats>,
     connection_count: usize,
     memory_used_bytes: u64,
-    /// `None`: it has none.
+    /// `None`: there is none.
     memory_limit_bytes: Option<u64>,
     is_draining: bool,
     others: &'a [(&'static str, u64)],
@@ -112,56 +112,5 @@ fn method(stats: &MethodStats) -> MethodNow<'_> {
         ended,
         p50_ns: quantile(0.5),
         p99_ns: quantile(0.99),
-    }
-}
-
-/// Texts for Prometheus become one: each value says in a label whose it is, and the values of one
-/// name stand together.
-pub(crate) fn prometheus(texts: &[(&str, String)]) -> String {
-    let mut families: Vec<(&str, String, String)> = Vec::new();
-    for (source, text) in texts {
-        let label = source.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        let mut at = 0;
-        for line in text.lines() {
-            if let Some(rest) = line.strip_prefix("# HELP ") {
-                let name = rest.split(' ').next().unwrap_or_default();
-                at = families.iter().position(|(other, ..)| *other == name).unwrap_or_else(|| {
-                    families.push((name, format!("{line}\n"), String::new()));
-                    families.len() - 1
-                });
-                continue;
-            }
-            let Some((_, heads, values)) = families.get_mut(at) else { continue };
-            if line.starts_with('#') {
-                if !heads.contains("# TYPE") {
-                    *heads += &format!("{line}\n");
-                }
-                continue;
-            }
-            *values += &match (line.split_once('{'), line.split_once(' ')) {
-                (Some((name, rest)), _) => format!("{name}{{source=\"{label}\",{rest}\n"),
-                (None, Some((name, value))) => format!("{name}{{source=\"{label}\"}} {value}\n"),
-                (None, None) => continue,
-            };
-        }
-    }
-    families.into_iter().map(|(_, heads, values)| heads + &values).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn texts_of_several_sources_are_one_that_prometheus_reads() {
-        let server =
-            "# HELP a A\n# TYPE a counter\na{m=\"x\"} 1\n# HELP b B\n# TYPE b gauge\nb 2\n";
-        let other = "# HELP b B\n# TYPE b gauge\nb 3\n";
-        let text = prometheus(&[("s", server.to_owned()), ("a\"b", other.to_owned())]);
-        assert_eq!(
-            text,
-            "# HELP a A\n# TYPE a counter\na{source=\"s\",m=\"x\"} 1\n\
-             # HELP b B\n# TYPE b gauge\nb{source=\"s\"} 2\nb{source=\"a\\\"b\"} 3\n"
-        );
     }
 }

@@ -1,10 +1,12 @@
-//! What the page is about: servers and channels, and what they have shown so far.
+//! The subject of the page: servers and channels, and their history.
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
-use rpc_core::{Channel, StatsHandle};
+use rpc_core::Channel;
+use rpc_core::stats::PrometheusText;
+use rpc_core::stats::StatsHandle;
 
 use crate::history::{History, Reading};
 use crate::recent::Recent;
@@ -12,12 +14,12 @@ use crate::recent::Recent;
 /// Time between two readings of the numbers.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Whose numbers are shown.
+/// A source of statistics.
 #[derive(PartialEq)]
 pub(crate) enum Source {
     Server(StatsHandle),
     Channel(Channel),
-    /// What a channel serves on its connections.
+    /// The services that a channel serves on its connections.
     Served(Channel),
 }
 
@@ -30,25 +32,27 @@ impl Source {
         }
     }
 
-    /// `None`: it is part of another's.
-    fn prometheus_text(&self) -> Option<String> {
+    /// Adds its numbers to a text, labelled with its name.
+    fn add_to(&self, text: PrometheusText, name: &str) -> PrometheusText {
+        let labels = [("source", name)];
         match self {
-            Self::Server(handle) => Some(handle.stats().prometheus_text()),
-            Self::Channel(channel) => Some(channel.stats().prometheus_text()),
-            Self::Served(_) => None,
+            Self::Server(handle) => text.server(&handle.stats(), &labels),
+            Self::Channel(channel) => text.channel(&channel.stats(), &labels),
+            // They are included in those of its channel.
+            Self::Served(_) => text,
         }
     }
 }
 
-/// What the page is about.
+/// The subject of the page.
 pub(crate) struct Subject {
     pub(crate) title: String,
     pub(crate) sources: Vec<(String, Source)>,
     pub(crate) recent: Option<Recent>,
-    /// Readings so far. Locked for as long as it takes to add one or to copy references.
+    /// The readings so far. Locked only to add one or to copy references.
     pub(crate) history: Mutex<History>,
     pub(crate) since_ms: u64,
-    /// Where it can be seen by more than this machine.
+    /// The address, if it is reachable from other machines.
     pub(crate) public: Option<SocketAddr>,
 }
 
@@ -57,19 +61,24 @@ impl Subject {
         self.sources.iter().map(|(name, _)| name.as_str())
     }
 
+    pub(crate) fn servers(&self) -> impl Iterator<Item = &StatsHandle> {
+        self.sources.iter().filter_map(|(_, source)| match source {
+            Source::Server(handle) => Some(handle),
+            _ => None,
+        })
+    }
+
     pub(crate) fn is_server(&self, at: usize) -> bool {
         matches!(self.sources.get(at), Some((_, Source::Server(_))))
     }
 
-    /// The texts for Prometheus, with the names of their sources.
-    pub(crate) fn prometheus_texts(&self) -> Vec<(&str, String)> {
-        let texts = self.sources.iter();
-        texts
-            .filter_map(|(name, source)| Some((name.as_str(), source.prometheus_text()?)))
-            .collect()
+    /// The numbers of all sources for Prometheus, labelled with the name of the source.
+    pub(crate) fn prometheus_text(&self) -> PrometheusText {
+        let add = |text, (name, source): &(String, Source)| source.add_to(text, name);
+        self.sources.iter().fold(PrometheusText::new(), add)
     }
 
-    /// Reads all of them once more, for the history.
+    /// Takes another reading of all sources.
     pub(crate) fn read(&self) {
         let readings: Vec<Reading> = self.sources.iter().map(|(_, source)| source.read()).collect();
         let now = tokio::time::Instant::now().into_std();

@@ -1,4 +1,4 @@
-//! The time of day, as the page shows it.
+//! The wall-clock time shown on the page.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

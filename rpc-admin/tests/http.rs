@@ -1,4 +1,4 @@
-//! The page's answers, over its own HTTP.
+//! The HTTP responses of the page.
 #![allow(missing_docs, unreachable_pub, reason = "the service here is an example")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -6,8 +6,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rpc_admin::{Admin, Recent};
-use rpc_core::{Channel, Context, Server, StatsHandle, Status};
+use rpc_admin::{Admin, Metrics, Recent};
+use rpc_core::health::{HealthReporter, ServingStatus};
+use rpc_core::stats::StatsHandle;
+use rpc_core::{Channel, Context, Server, Status};
 use serde_json::Value;
 use test_kit::Watchdog;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -94,7 +96,7 @@ async fn stats(address: SocketAddr) -> Value {
     serde_json::from_str(&get(address, "/api/stats").await.1).unwrap()
 }
 
-/// Asks until the answer is as it shall be.
+/// Requests until the response is as expected.
 async fn until(address: SocketAddr, shall: impl Fn(&Value) -> bool) -> Value {
     loop {
         let report = stats(address).await;
@@ -110,7 +112,7 @@ trait Desk {
     async fn order(&self) -> u64;
 }
 
-/// Asks its caller.
+/// Calls its caller back.
 struct Back;
 
 impl Desk for Back {
@@ -185,7 +187,7 @@ async fn calls_are_shown(address: &str) {
     assert_eq!(failed[0]["method"], "Shop.bad");
     assert_eq!(failed[0]["text"], "it <b>broke</b>");
     assert_eq!(report["recent"]["slow"].as_array().unwrap().len(), 0);
-    // What is asked for once more is not told again.
+    // A repeated request does not return the same points again.
     let report = until(page, |report| report["points"].as_array().unwrap().len() > 1).await;
     let newest = report["points"].as_array().unwrap().last().unwrap()["sequence"].as_u64().unwrap();
     let (_, body) = get(page, &format!("/api/stats?after={}", newest - 1)).await;
@@ -205,9 +207,10 @@ async fn calls_are_shown_over_tcp() {
     calls_are_shown("tcp://127.0.0.1:0").await;
 }
 
-/// They were among the calls that failed, though the errors per second left them out.
+/// Regression: they were listed among the failed calls, although the errors per second did not
+/// count them.
 #[tokio::test]
-async fn of_the_calls_that_are_stopped_those_that_were_late_have_failed() {
+async fn stopped_calls_failed_only_if_late() {
     let _watchdog = watchdog();
     let recent = Recent::new().slower_than(Duration::from_secs(1000));
     let (stats, channel, _) = shop("mem://admin-stopped", &recent).await;
@@ -241,12 +244,12 @@ async fn of_the_calls_that_are_stopped_those_that_were_late_have_failed() {
     while !all_ended(&stats, 2) {
         tokio::task::yield_now().await;
     }
-    // One of the client, and one of the server if its clock was first.
+    // One at the client, and one at the server if its clock was first.
     let failed = recent_failed(&stats, &recent).await;
     assert!(!failed.is_empty() && failed.iter().all(|it| it == "DeadlineExceeded"), "{failed:?}");
 }
 
-/// The codes of the calls that the page tells as failed.
+/// The codes of the failed calls on the page.
 async fn recent_failed(stats: &StatsHandle, recent: &Recent) -> Vec<String> {
     let (page, serving) = served(Admin::new(stats.clone()).recent(recent.clone())).await;
     let report = self::stats(page).await;
@@ -256,7 +259,7 @@ async fn recent_failed(stats: &StatsHandle, recent: &Recent) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn slow_calls_are_kept_by_both_ends_and_only_the_last() {
+async fn both_ends_keep_only_the_latest_slow_calls() {
     let _watchdog = watchdog();
     let recent = Recent::new().slower_than(Duration::ZERO);
     let (stats, channel, go) = shop("mem://admin-slow", &recent).await;
@@ -302,9 +305,9 @@ async fn prometheus_gets_the_numbers_of_every_source() {
     assert_eq!(once.len(), helps.len(), "a name is explained once: {helps:#?}");
 }
 
-/// Sums over the sources counted such a source twice.
+/// Regression: sums over the sources counted such a source twice.
 #[tokio::test]
-async fn a_source_that_is_added_twice_is_counted_once() {
+async fn a_source_added_twice_is_counted_once() {
     let _watchdog = watchdog();
     let (stats, channel, _) = shop("mem://admin-twice", &Recent::new()).await;
     let (other, other_channel, _) = shop("mem://admin-other", &Recent::new()).await;
@@ -325,16 +328,16 @@ async fn a_source_that_is_added_twice_is_counted_once() {
 }
 
 #[tokio::test]
-async fn what_is_asked_wrongly_is_answered_with_what_would_be_right() {
+async fn bad_requests_get_advice() {
     let _watchdog = watchdog();
     let (stats, ..) = shop("mem://admin-wrong", &Recent::new()).await;
     let (page, _serving) = served(Admin::new(stats)).await;
     let (head, body) = get(page, "/nothing").await;
     assert!(head.starts_with("HTTP/1.1 404 "), "{head}");
-    assert_eq!(body, "there are /, /api/stats and /metrics\n");
+    assert_eq!(body, "not found; the paths are /, /api/stats, /metrics and /healthz\n");
     let (head, body) = get(page, "/api/stats?after=soon").await;
     assert!(head.starts_with("HTTP/1.1 400 "), "{head}");
-    assert!(body.starts_with("after=N takes "), "{body}");
+    assert!(body.starts_with("after=N: N is "), "{body}");
     let (head, body) = get(page, "/").await;
     assert!(head.contains("content-security-policy: default-src 'none'"), "{head}");
     assert!(!body.contains("http://") || body.matches("http://").count() == 1, "no assets");
@@ -344,13 +347,14 @@ async fn what_is_asked_wrongly_is_answered_with_what_would_be_right() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
-    assert!(answer.ends_with("the page is only read: GET\n"), "{answer}");
+    assert!(answer.ends_with("the page is read-only: use GET\n"), "{answer}");
     assert!(answer.contains("connection: close"), "{answer}");
 }
 
-/// A web site whose name leads to 127.0.0.1 had a browser on this machine read the page to it.
+/// Regression: a web site whose name resolves to 127.0.0.1 could read the page through a browser on
+/// this machine.
 #[tokio::test]
-async fn a_page_of_this_machine_answers_to_no_name_of_another() {
+async fn a_local_page_rejects_foreign_host_names() {
     let _watchdog = watchdog();
     let (stats, ..) = shop("mem://admin-hosts", &Recent::new()).await;
     let (page, _serving) = served(Admin::new(stats.clone()).host("Admin.Example")).await;
@@ -377,7 +381,7 @@ async fn a_page_of_this_machine_answers_to_no_name_of_another() {
     let (_, body) = get_as(page, "/", &format!("Host: {long}\r\n")).await;
     assert!(body.len() < 500, "{body}");
 
-    // Who binds it to an address of others has been told, and is asked for by whatever name that has.
+    // On a non-loopback address, a warning was logged and every host name is accepted.
     let admin = Admin::new(stats).bind(([0, 0, 0, 0], 0)).await.unwrap();
     let page = ([127, 0, 0, 1], admin.local_address().port()).into();
     tokio::spawn(admin.serve());
@@ -396,11 +400,11 @@ async fn an_address_that_others_can_reach_is_said() {
     let report = self::stats(([127, 0, 0, 1], port).into()).await;
     assert_eq!(report["public"], format!("0.0.0.0:{port}"));
     let error = Admin::new(stats).serve(([127, 0, 0, 1], port)).await.unwrap_err();
-    let said = format!("admin page on 127.0.0.1:{port}: cannot listen there: ");
+    let said = format!("admin page: cannot listen at 127.0.0.1:{port}: ");
     assert!(error.to_string().starts_with(&said), "{error}");
 }
 
-/// More than are held at once, and none says a word. Time passes only while all wait.
+/// More connections than the limit, all silent. Time passes only while all tasks wait.
 #[tokio::test(start_paused = true)]
 async fn who_connects_and_says_nothing_keeps_nobody_out() {
     let _watchdog = watchdog();
@@ -414,7 +418,7 @@ async fn who_connects_and_says_nothing_keeps_nobody_out() {
     let (head, _) = get(page, "/").await;
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
     for mut stream in silent {
-        // Its end, or that it was cut: it is not held any more.
+        // Closed or reset: the connection is not kept any more.
         let _ = stream.read_to_end(&mut Vec::new()).await;
     }
 }
@@ -424,11 +428,138 @@ async fn a_page_that_is_dropped_leaves_nobody_connected() {
     let _watchdog = watchdog();
     let (stats, ..) = shop("mem://admin-dropped", &Recent::new()).await;
     let (page, serving) = served(Admin::new(stats)).await;
-    // It is known to be held when another one that came later is answered.
+    // It is known to be accepted when a later one is answered.
     let mut held = send(page, "").await;
     get(page, "/").await;
     serving.abort();
     assert!(serving.await.unwrap_err().is_cancelled());
     let _ = held.read_to_end(&mut Vec::new()).await;
     TcpStream::connect(page).await.unwrap_err();
+}
+
+/// Runs it without letting time pass, in a test with paused time.
+async fn without_time<T>(work: impl Future<Output = T>) -> T {
+    let (held, ended) = std::sync::mpsc::channel::<()>();
+    let stopped = tokio::task::spawn_blocking(move || {
+        let _ = ended.recv();
+    });
+    let outcome = work.await;
+    drop(held);
+    stopped.await.unwrap();
+    outcome
+}
+
+async fn answer_of(mut stream: TcpStream) -> String {
+    let mut answer = Vec::new();
+    // Closed or reset.
+    let _ = stream.read_to_end(&mut answer).await;
+    String::from_utf8(answer).unwrap()
+}
+
+/// Regression: each kept its place until its time limit, while others waited.
+#[tokio::test(start_paused = true)]
+async fn the_oldest_silent_connection_gives_way() {
+    let _watchdog = watchdog();
+    let (stats, ..) = shop("mem://admin-give-way", &Recent::new()).await;
+    let metrics = Metrics::new(stats.clone()).bind(([127, 0, 0, 1], 0)).await.unwrap();
+    let numbers = metrics.local_address();
+    tokio::spawn(metrics.serve());
+    let (page, _serving) = served(Admin::new(stats)).await;
+    for address in [page, numbers] {
+        let work = async {
+            let mut silent = Vec::new();
+            for at in 0..137 {
+                let request = if at % 2 == 0 { "" } else { "GET / HTTP/1.1\r\nHo" };
+                silent.push(send(address, request).await);
+                let (head, _) = get(address, "/metrics").await;
+                assert!(head.starts_with("HTTP/1.1 200 "), "{at}: {head}");
+            }
+            let mut newest = silent.pop().unwrap();
+            newest.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+            assert!(answer_of(newest).await.contains("serving\n"));
+            for oldest in silent.drain(..80) {
+                assert_eq!(answer_of(oldest).await, "");
+            }
+        };
+        without_time(work).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_without_an_end_is_cut() {
+    let _watchdog = watchdog();
+    let (stats, ..) = shop("mem://admin-endless-head", &Recent::new()).await;
+    let (page, _serving) = served(Admin::new(stats)).await;
+    // Time passes only while all tasks wait.
+    assert_eq!(answer_of(send(page, "GET / HTTP/1.1\r\nHost: localhost\r\n").await).await, "");
+    without_time(async {
+        let long = format!("GET / HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(20_000));
+        let answer = answer_of(send(page, &long).await).await;
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431 "), "{answer}");
+        let post = "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000000\r\n\r\n";
+        let answer = answer_of(send(page, post).await).await;
+        assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn healthz_says_whether_to_send_calls() {
+    let _watchdog = watchdog();
+    let reporter = HealthReporter::new();
+    let server = Server::builder()
+        .add_service(ShopServer::new(Counter::default()))
+        .health(&reporter)
+        .drain_lead(Duration::from_secs(3600))
+        .bind("mem://admin-healthz")
+        .await
+        .unwrap();
+    let (stats, shutdown) = (server.stats_handle(), server.shutdown_handle());
+    let metrics = Metrics::new(stats.clone()).health(&reporter);
+    let metrics = metrics.bind(([127, 0, 0, 1], 0)).await.unwrap();
+    let (page, _serving) = served(Admin::new(stats).health(&reporter)).await;
+    let addresses = [page, metrics.local_address()];
+    tokio::spawn(metrics.serve());
+    tokio::spawn(server.serve());
+    let expect = async |path: &str, status: &str, text: &str| {
+        for address in addresses {
+            let (head, body) = get(address, path).await;
+            assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {head}");
+            assert!(body.contains(text), "{path}: {body}");
+        }
+    };
+    expect("/healthz", "200", "serving\n").await;
+    expect("/healthz?service=Shop", "200", "serving\n").await;
+    expect("/healthz?service=Shed", "404", "services are: \"\", \"Shop\"").await;
+    reporter.set("Shop", ServingStatus::NotServing);
+    expect("/healthz", "503", "Shop: not serving\n").await;
+    expect("/healthz?service=", "200", "serving\n").await;
+    reporter.set("Shop", ServingStatus::Serving);
+    expect("/healthz", "200", "serving\n").await;
+    shutdown.shutdown();
+    expect("/healthz", "503", "draining\n").await;
+}
+
+#[tokio::test]
+async fn metrics_alone_have_the_same_guards() {
+    let _watchdog = watchdog();
+    let (stats, _channel, _) = shop("mem://admin-metrics-alone", &Recent::new()).await;
+    let metrics = Metrics::new(stats.clone()).host("proxy.example");
+    let metrics = metrics.bind(([127, 0, 0, 1], 0)).await.unwrap();
+    let address = metrics.local_address();
+    tokio::spawn(metrics.serve());
+    let (head, body) = get(address, "/metrics?x=1").await;
+    assert!(head.contains("content-type: text/plain; version=0.0.4"), "{head}");
+    assert!(body.contains("\nrpc_server_connections 1\n"), "{body}");
+    let (head, body) = get(address, "/").await;
+    assert!(head.starts_with("HTTP/1.1 404 "), "{head}");
+    assert_eq!(body, "not found; the paths are /metrics and /healthz\n");
+    let (head, _) = get_as(address, "/metrics", "Host: proxy.example\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    let (head, body) = get_as(address, "/metrics", "Host: evil.example\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 421 "), "{head}");
+    assert!(body.contains("pass it to `Metrics::host`"), "{body}");
+    let error = Metrics::new(stats).bind(address).await.unwrap_err().to_string();
+    assert!(error.starts_with(&format!("metrics: cannot listen at {address}: ")), "{error}");
+    assert!(error.ends_with("; choose another port"), "{error}");
 }

@@ -12,20 +12,21 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::registry::LookupSpan;
 
-/// Has calls carry the ids of OpenTelemetry's spans, in the whole process and from now on: the span of a
-/// call that arrives is a child of its caller's, and calls that its handler makes are children of that.
+/// Makes calls carry the ids of OpenTelemetry's spans, in the whole process: the span of a received
+/// call becomes a child of the caller's, and calls made by its handler become children of that
+/// span.
 ///
-/// Do so once, before the first call. False if something else gives the ids already
-/// ([`rpc_core::trace::set_span_ids`]); it stays then.
+/// Call it once, before the first call. Returns false if another source of ids is already set
+/// ([`rpc_core::trace::set_span_ids`]), which then stays.
 pub fn install() -> bool {
     rpc_core::trace::set_span_ids(OpenTelemetry)
 }
 
-/// A layer that gives `tracer` the spans of calls, and those of everybody else from INFO on.
+/// A layer that sends the spans of calls, and all other spans of INFO and above, to `tracer`.
 ///
-/// Spans of calls are of the level DEBUG: a filter over all layers has to let them through, as
+/// Spans of calls have the level DEBUG: a global filter must let them through, as
 /// `RUST_LOG=info,rpc_core::call=debug` does. For another choice of spans, use
-/// [`tracing_opentelemetry::layer`] and a filter of yours: [`install`] works with any.
+/// [`tracing_opentelemetry::layer`] with your own filter: [`install`] works with any.
 pub fn layer<S, T>(tracer: T) -> impl Layer<S> + Send + Sync + 'static
 where
     S: Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
@@ -37,12 +38,12 @@ where
     tracing_opentelemetry::layer().with_tracer(tracer).with_filter(spans)
 }
 
-/// What is known to OpenTelemetry about a span.
+/// The OpenTelemetry context of a span.
 struct OpenTelemetry;
 
 impl SpanIds for OpenTelemetry {
     fn set_parent(&self, span: &Span, parent: TraceParent, state: Option<&str>) {
-        // What does not parse is nobody's state, and the trace goes on without.
+        // A malformed state is dropped, and the trace continues without it.
         let state = state.and_then(|state| state.parse::<TraceState>().ok()).unwrap_or_default();
         let remote = SpanContext::new(
             TraceId::from(parent.trace_id),
@@ -51,7 +52,7 @@ impl SpanIds for OpenTelemetry {
             true,
             state,
         );
-        // Without a layer of OpenTelemetry there is nothing to be a child.
+        // Without an OpenTelemetry layer, nothing could become a child.
         let _ = span.set_parent(Context::new().with_remote_span_context(remote));
     }
 
@@ -60,8 +61,8 @@ impl SpanIds for OpenTelemetry {
     }
 
     fn current(&self) -> Option<(TraceParent, String)> {
-        // The layer makes the context of each span that it sees the current one, and the parent of what
-        // is made next. One that is told not to has the spans only.
+        // By default, the layer makes the context of each entered span the current one, and so the
+        // parent of the next span. A layer configured not to do so has only the spans.
         ids(&Context::current()).or_else(|| self.ids(&Span::current()))
     }
 }

@@ -1,4 +1,4 @@
-//! OpenTelemetry's layer beside another one, whose filter lets other spans through.
+//! OpenTelemetry's layer together with another one that has a different filter.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 mod kept;
@@ -33,7 +33,7 @@ struct Asked(InnerClient);
 
 impl Outer for Asked {
     async fn ask(&self) -> Result<(), Status> {
-        // The call is sent inside of what only the other layer sees.
+        // The call is sent inside a span that only the other layer sees.
         let call = async { self.0.work().await };
         let call = call.instrument(tracing::debug_span!(target: "hidden", "hidden"));
         call.instrument(tracing::info_span!("look")).await
@@ -46,7 +46,7 @@ impl Inner for Worker {
     async fn work(&self) {}
 }
 
-/// What the other layer was told.
+/// The spans seen by the other layer.
 static LOGGED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 struct Log;
@@ -82,15 +82,15 @@ fn install() {
     LazyLock::force(&INSTALLED);
 }
 
-/// Runs on a thread where nothing of the server does.
+/// Runs on a thread without server code.
 fn block_on<T>(test: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test)
 }
 
-/// A call that is sent again asked whether spans are enabled and made none: what its thread logged next
-/// was lost to the layer that does not see spans of calls.
+/// Regression: a call that is sent again checked whether spans are enabled but created none, so the
+/// next log line of its thread was lost to the layer that does not see spans of calls.
 #[test]
-fn what_is_logged_after_a_call_that_was_sent_twice_reaches_every_layer() {
+fn logs_after_a_resent_call_reach_every_layer() {
     let _watchdog = Watchdog::within(Watchdog::LIMIT);
     install();
     let server = tokio::runtime::Runtime::new().unwrap();
@@ -106,9 +106,9 @@ fn what_is_logged_after_a_call_that_was_sent_twice_reaches_every_layer() {
     assert!(LOGGED.lock().unwrap().iter().any(|words| words == "after the call"));
 }
 
-/// The handler's span became its parent, in place of the one that the call is made in.
+/// Regression: the handler's span became the parent, instead of the current span.
 #[test]
-fn a_call_inside_of_a_hidden_span_is_a_child_of_the_span_around_that() {
+fn a_call_skips_a_hidden_span() {
     let _watchdog = Watchdog::within(Watchdog::LIMIT);
     install();
     block_on(async {

@@ -1,4 +1,4 @@
-//! Spans of calls that others see and OpenTelemetry does not.
+//! Spans of calls that are hidden from OpenTelemetry, but not from other layers.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use opentelemetry::trace::{TraceContextExt, TracerProvider};
@@ -24,9 +24,9 @@ impl Seen for Service {
     }
 }
 
-/// It carried no trace at all.
+/// Regression: the call carried no trace at all.
 #[test]
-fn a_call_whose_span_is_hidden_carries_the_span_around_it() {
+fn a_hidden_call_carries_the_enclosing_span() {
     let _watchdog = Watchdog::within(Watchdog::LIMIT);
     let provider = SdkTracerProvider::builder().build();
     let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));

@@ -1,6 +1,6 @@
-//! Two runs side by side, as ratios of the new one to the old one.
+//! Compares two runs, as ratios of the new one to the old one.
 //!
-//! Which direction is better goes with each row; what changed by a tenth or more is coloured.
+//! Each row has its better direction; changes of a tenth or more are coloured.
 
 use std::fmt::Write;
 
@@ -8,10 +8,10 @@ use crate::report::{Latency, Report, Run};
 use crate::style::{BOLD, GREEN, RED, paint};
 use crate::units::{DASH, bytes, giga, per_second, time};
 
-/// Changes below this are taken for noise.
+/// Smaller changes count as noise.
 const NOTICEABLE: f64 = 1.1;
 
-/// Which of two values is better.
+/// The better direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Better {
     Lower,
@@ -29,7 +29,7 @@ struct Row {
 /// The whole comparison.
 pub(crate) fn table(old: &Report, new: &Report) -> String {
     let mut out = String::new();
-    let title = "\nagainst the earlier run: ratio above 1 is more, better is green";
+    let title = "\ncompared with the earlier run: above 1 is an increase, green is better";
     let _ = writeln!(out, "{}", paint(BOLD, title));
     for difference in differences(old, new) {
         let _ = writeln!(out, "note: {difference}");
@@ -59,7 +59,7 @@ pub(crate) fn table(old: &Report, new: &Report) -> String {
     out
 }
 
-/// What makes two runs less comparable.
+/// Differences that make two runs less comparable.
 fn differences(old: &Report, new: &Report) -> Vec<String> {
     let mut found = Vec::new();
     let mut differ = |what: &str, old: String, new: String| {
@@ -105,7 +105,7 @@ fn ratio(ratio: f64, better: Better) -> String {
     paint(if higher == (better == Better::Higher) { GREEN } else { RED }, &shown)
 }
 
-/// Everything of a run that can be compared.
+/// All comparable quantities of a run.
 fn rows(run: &Run) -> Vec<Row> {
     let mut rows = Vec::new();
     let mut add = |name: String, value: Option<f64>, better, show: fn(f64) -> String| {

@@ -1,9 +1,9 @@
-//! The floor: an 80-byte message each way through shared memory, busy, on two cores.
+//! The floor: an 80-byte message each way through shared memory, busy polling, on two cores.
 //!
-//! Owns the raw ping-pong that every latency is a ratio of: 64 bytes of payload and 16 of header,
+//! Owns the raw ping-pong to which every latency is compared: 64 bytes of payload and 16 of header,
 //! written into a slot with an in-band sequence word and read out again. No framework code. The
-//! floor of those who sleep is two threads that wake each other. Owns, too, the look at what kind of
-//! cores these are, which decides what the ratios mean.
+//! floor for sleeping ends is two threads that wake each other. Also detects the kind of cores,
+//! which determines the meaning of the ratios.
 #![allow(unsafe_code, reason = "raw shared memory is what is measured")]
 
 pub mod large;
@@ -68,7 +68,7 @@ impl Ring {
 /// Median round trip of an 80-byte message, nanoseconds.
 ///
 /// # Errors
-/// When memory or a thread cannot be had.
+/// Memory or a thread is not available.
 pub fn message_round_trip(cpus: CpuPair, duration: Duration) -> Result<f64> {
     // SAFETY: a fresh anonymous mapping, leaked on purpose: the echoing thread is detached.
     let base = unsafe {
@@ -119,11 +119,11 @@ pub fn message_round_trip(cpus: CpuPair, duration: Duration) -> Result<f64> {
     Ok(crate::quantile(&histogram, 0.5))
 }
 
-/// Median round trip between two threads that sleep until the other one rings their eventfd,
-/// nanoseconds: mostly what the machine takes to wake a CPU.
+/// Median round trip between two threads that sleep until the other signals their eventfd,
+/// nanoseconds: mostly the time that the machine takes to wake a CPU.
 ///
 /// # Errors
-/// When the echoing thread or an fd cannot be had.
+/// The echoing thread or an fd is not available.
 pub fn wake_round_trip(cpus: CpuPair, duration: Duration) -> Result<f64> {
     const ENDS: u64 = 2;
 
@@ -156,26 +156,26 @@ fn ring(eventfd: &OwnedFd, value: u64) -> Result<()> {
     Ok(())
 }
 
-/// Sleeps until it has been rung; gives the value.
+/// Sleeps until it is signalled; returns the value.
 fn wait(eventfd: &OwnedFd) -> Result<u64> {
     let mut value = [0; 8];
     rustix::io::read(eventfd, &mut value)?;
     Ok(u64::from_ne_bytes(value))
 }
 
-/// One cache line there and back takes longer than this between two physical cores, nanoseconds;
-/// less between threads of one.
+/// Threshold for the round trip of a cache line, nanoseconds: it is longer between two physical
+/// cores, and shorter between threads of one.
 const SIBLINGS_NANOS: f64 = 70.0;
 
 /// Round trips timed together.
 const LINE_BATCH: u64 = 64;
 
-/// Nanoseconds that one cache line takes there and back, and what that says of the two cores.
+/// The round trip of a cache line, nanoseconds, and the kind of cores that it indicates.
 ///
 /// # Errors
-/// When the echoing thread cannot be had.
+/// The echoing thread is not available.
 pub fn line_round_trip(cpus: CpuPair, duration: Duration) -> Result<f64> {
-    /// Alone on its lines.
+    /// Alone on its cache lines.
     #[repr(align(256))]
     struct Line(AtomicU64);
 
@@ -183,7 +183,8 @@ pub fn line_round_trip(cpus: CpuPair, duration: Duration) -> Result<f64> {
     let echoed = Arc::clone(&line);
     let echo = std::thread::spawn(move || {
         cores::pin(cpus.server);
-        // Odd values are questions, the even ones after them answers; the largest ends it.
+        // Odd values are requests, the even ones after them replies; the largest value ends the
+        // loop.
         loop {
             match echoed.0.load(Ordering::Acquire) {
                 u64::MAX => return,
@@ -210,11 +211,11 @@ pub fn line_round_trip(cpus: CpuPair, duration: Duration) -> Result<f64> {
     }
     line.0.store(u64::MAX, Ordering::Release);
     echo.join().map_err(|_| anyhow::anyhow!("the echoing thread panicked"))?;
-    // The kind of the cores shows when nobody disturbs them.
+    // The minimum shows the kind of cores, undisturbed.
     Ok(crate::quantile(&histogram, 0.1))
 }
 
-/// What two CPUs of the machine are to each other.
+/// The relation of two CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cores {
     /// Two physical cores.
@@ -224,13 +225,13 @@ pub enum Cores {
 }
 
 impl Cores {
-    /// What a line's round trip says of them.
+    /// Classifies them by the round trip of a cache line.
     #[must_use]
     pub fn of(line_nanos: f64) -> Self {
         if line_nanos < SIBLINGS_NANOS { Self::Siblings } else { Self::Separate }
     }
 
-    /// What that means for what is measured; nothing of two cores.
+    /// The consequence for measurements; none for two cores.
     #[must_use]
     pub fn remark(self) -> &'static str {
         match self {

@@ -1,5 +1,5 @@
-//! What a machine does without any framework: the floors beside which `rpc-perf` and the benchmarks
-//! of this workspace show what they measure, and where measured threads and processes run.
+//! The raw limits of a machine without any framework, to which `rpc-perf` and the benchmarks of
+//! this workspace compare their results, and the placement of measured threads and processes.
 
 pub mod cores;
 pub mod floor;

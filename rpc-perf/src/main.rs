@@ -1,7 +1,7 @@
-//! `rpc-perf`: what calls cost on this machine, beside its raw limits.
+//! `rpc-perf`: measures the cost of calls on this machine, compared with its raw limits.
 //!
 //! `options.rs` is the command line, `run.rs` sets servers up, `measure` measures one of them,
-//! `report.rs` is the result, and `table.rs`, `compare.rs` and `plot.rs` are the ways to look at it.
+//! `report.rs` is the result, and `table.rs`, `compare.rs` and `plot.rs` present it.
 
 mod compare;
 mod measure;
@@ -14,7 +14,6 @@ mod report;
 mod run;
 mod server;
 mod service;
-mod signals;
 mod style;
 mod table;
 mod units;
@@ -25,23 +24,23 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
+use rpc_core::text::printable;
 
 use self::options::{Command, Options, OutputOptions, ShowOptions};
 use self::output::Output;
 use self::report::Report;
-use self::signals::EndSignals;
 
-/// After Ctrl-C, as shells have it.
+/// Exit status after Ctrl-C, by the convention of shells.
 const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    // One thread for each end: more of them only pass each call from hand to hand.
+    // One thread per end: with more, each call would only move between threads.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let outcome = match runtime {
         Ok(runtime) => {
             let outcome = runtime.block_on(command(&options.command));
-            // Raw passes that are still under way end with the process.
+            // Raw transfers still in progress end with the process.
             runtime.shutdown_background();
             outcome
         }
@@ -49,10 +48,10 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(code) => code,
-        // Whoever reads has seen enough.
+        // The reader has closed the pipe.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", printable(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }
@@ -71,16 +70,16 @@ async fn command(command: &Command) -> Result<ExitCode> {
     }
 }
 
-/// Measures until it is done or interrupted; servers and the progress bar are gone either way.
+/// Measures until done or interrupted; servers and the progress bar are removed in either case.
 async fn measured(
     options: &OutputOptions,
     measure: impl AsyncFnOnce(&mut Output) -> Result<Report>,
 ) -> Result<ExitCode> {
-    let mut signals = EndSignals::install()?;
+    let signals = rpc_core::signal::shutdown();
     let mut output = Output::new(options)?;
     let report = tokio::select! {
         biased;
-        () = signals.next() => {
+        () = signals => {
             eprintln!("error: interrupted");
             return Ok(ExitCode::from(INTERRUPTED));
         }
@@ -90,7 +89,7 @@ async fn measured(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints what was kept as if it had just been measured.
+/// Prints a saved run as if it had just been measured.
 fn show(options: &ShowOptions) -> Result<()> {
     let report = Report::read(&options.report)?;
     let output = Output::new(&options.output)?;

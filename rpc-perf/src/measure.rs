@@ -1,7 +1,7 @@
-//! What is measured of one server, part by part.
+//! The measurements of one server, part by part.
 //!
-//! Every part gets a connected client and gives its piece of the report. All calls are made by tasks,
-//! as those of most programs are.
+//! Every part gets a connected client and returns its part of the report. All calls are made by
+//! spawned tasks, as in most programs.
 
 pub(crate) mod bandwidth;
 pub(crate) mod connections;
@@ -20,22 +20,22 @@ use crate::report::Run;
 use crate::service::{PerfClient, ServerUsage, link};
 use crate::usage::{Scope, Usage};
 
-/// Calls in flight where rates are measured.
+/// Numbers of calls in flight for the measurement of rates.
 const IN_FLIGHT: [u32; 3] = [1, 32, 256];
 
-/// A server, and how it is measured.
+/// A server and the settings of its measurement.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) scheme: String,
     pub(crate) address: String,
-    /// Whether the client is a whole process.
+    /// Whether the client has a process of its own.
     pub(crate) scope: Scope,
-    /// Where raw limits run.
+    /// The CPUs for the raw limits.
     pub(crate) cpus: Option<CpuPair>,
     pub(crate) options: Arc<MeasureOptions>,
 }
 
-/// Both ends at one moment.
+/// The usage of both ends at one moment.
 #[derive(Debug)]
 struct BothUsages {
     client: Usage,
@@ -71,7 +71,7 @@ impl Target {
             + of(What::Connect, 1)
     }
 
-    /// Measures what the options ask for.
+    /// Measures the parts selected by the options.
     pub(crate) async fn run(&self, progress: &Progress) -> Result<Run> {
         let options = &*self.options;
         let client = self.connect().await?;
@@ -117,13 +117,13 @@ impl Target {
     }
 }
 
-/// What an address is on this machine: its scheme.
+/// The scheme of an address.
 pub(crate) fn scheme_of(address: &Address) -> String {
     let text = address.to_string();
     text.split_once("://").map(|(scheme, _)| scheme.to_owned()).unwrap_or(text)
 }
 
-/// A quarter, for what is measured in four parts or more.
+/// A quarter, for measurements with four or more parts.
 fn quarter(duration: Duration) -> Duration {
     duration / 4
 }

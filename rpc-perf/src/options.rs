@@ -10,10 +10,11 @@ use rpc_core::{Address, PollMode};
 use crate::service::MAX_PAYLOAD_BYTES;
 use crate::units::{parse_bytes, parse_duration};
 
-/// Measures what calls cost: latency, rate, bandwidth, memory and CPU time, beside the raw limits of
-/// the machine.
+/// Measures the cost of calls (latency, rate, bandwidth, memory and CPU time) and compares it with
+/// the raw limits of the machine.
 #[derive(Debug, Parser)]
 #[command(
+    name = "rpc-perf",
     version,
     after_help = "Examples:
   rpc-perf all                                every transport of this machine
@@ -21,7 +22,7 @@ use crate::units::{parse_bytes, parse_duration};
   rpc-perf all --json now.json --plot now.svg --compare before.json
   rpc-perf server tcp://0.0.0.0:7479          two machines: here the server ...
   rpc-perf client tcp://10.0.0.7:7479 --rate 50000      ... and here the client
-  rpc-perf show now.json --compare before.json          a run that was kept"
+  rpc-perf show now.json --compare before.json          a saved run"
 )]
 pub(crate) struct Options {
     #[command(subcommand)]
@@ -34,19 +35,19 @@ pub(crate) enum Command {
     All(AllOptions),
     /// Serve calls until Ctrl-C; prints `READY <address>` once it accepts
     Server(ServerOptions),
-    /// Measure a server that runs already
+    /// Measure a running server
     Client(ClientOptions),
-    /// Show a run that was kept with --json
+    /// Show a run saved by --json
     Show(ShowOptions),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct AllOptions {
-    /// The transports [default: all that work here]
+    /// Transports to measure [default: all that work on this machine]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SCHEME,..")]
     pub(crate) schemes: Vec<Scheme>,
 
-    /// Leave it to the system on which CPUs both ends run
+    /// Do not pin the two ends to CPUs
     #[arg(long)]
     pub(crate) no_pin: bool,
 
@@ -68,11 +69,11 @@ pub(crate) struct ServerOptions {
     #[arg(long, value_enum, default_value_t)]
     pub(crate) poll: Poll,
 
-    /// Stay on this CPU
+    /// Pin to this CPU
     #[arg(long, value_name = "N")]
     pub(crate) cpu: Option<usize>,
 
-    /// End when stdin does: for a server that must not outlive who started it
+    /// End when stdin closes: for a server that must not outlive its parent
     #[arg(long, hide = true)]
     pub(crate) until_stdin_closes: bool,
 }
@@ -83,7 +84,7 @@ pub(crate) struct ClientOptions {
     #[arg(value_name = "ADDRESS", value_parser = between_processes)]
     pub(crate) address: Address,
 
-    /// Stay on this CPU
+    /// Pin to this CPU
     #[arg(long, value_name = "N")]
     pub(crate) cpu: Option<usize>,
 
@@ -96,7 +97,7 @@ pub(crate) struct ClientOptions {
 
 #[derive(Debug, Args)]
 pub(crate) struct ShowOptions {
-    /// What --json wrote
+    /// A file written by --json
     #[arg(value_name = "FILE")]
     pub(crate) report: PathBuf,
 
@@ -107,7 +108,7 @@ pub(crate) struct ShowOptions {
 /// What to measure, and how long.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct MeasureOptions {
-    /// Time of one measurement; payloads get a quarter of it for each size and way
+    /// Duration of one measurement; payloads get a quarter of it per size and direction
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub(crate) duration: Duration,
 
@@ -115,12 +116,12 @@ pub(crate) struct MeasureOptions {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT,..")]
     pub(crate) only: Vec<What>,
 
-    /// Measure latency of so many calls per second, too: an open loop, which goes on when calls are
-    /// slow, and times each from when it was due
+    /// Also measure latency at this many calls per second: an open loop, which keeps its pace when
+    /// calls are slow and times each call from when it was due
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<u64>::new().range(1..=10_000_000))]
     pub(crate) rate: Option<u64>,
 
-    /// Bytes that a small call carries there and back
+    /// Size of a small call's argument and of its result
     #[arg(long, value_name = "BYTES", default_value = "64", value_parser = call_size)]
     pub(crate) call_size: usize,
 
@@ -128,7 +129,7 @@ pub(crate) struct MeasureOptions {
     #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = payload_size)]
     pub(crate) max_size: usize,
 
-    /// Idle connections to weigh
+    /// Number of idle connections whose memory is measured
     #[arg(
         long,
         value_name = "N",
@@ -137,7 +138,7 @@ pub(crate) struct MeasureOptions {
     )]
     pub(crate) connections: u32,
 
-    /// How both ends wait; of `client` this end
+    /// How both ends wait (with `client`: this end)
     #[arg(long, value_enum, default_value_t)]
     pub(crate) poll: Poll,
 }
@@ -148,10 +149,10 @@ impl MeasureOptions {
     }
 }
 
-/// Where the result goes, besides the tables.
+/// The outputs in addition to the tables.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct OutputOptions {
-    /// Write the result as JSON; `-` is stdout, in place of the tables
+    /// Write the result as JSON; `-` is stdout, instead of the tables
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
 
@@ -159,13 +160,13 @@ pub(crate) struct OutputOptions {
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
 
-    /// Show ratios to an earlier run that --json wrote
+    /// Show ratios to an earlier run saved by --json
     #[arg(long, value_name = "FILE")]
     pub(crate) compare: Option<PathBuf>,
 }
 
 impl OutputOptions {
-    /// Whether stdout is for JSON alone.
+    /// Whether stdout is only for JSON.
     pub(crate) fn json_on_stdout(&self) -> bool {
         self.json.as_ref().is_some_and(|path| path.as_os_str() == "-")
     }
@@ -187,13 +188,13 @@ pub(crate) enum Scheme {
 /// A part of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum What {
-    /// Lone calls, and with --rate calls at fixed times
+    /// One call at a time, and with --rate calls at a fixed rate
     Latency,
     /// Calls per second with 1, 32 and 256 in flight, and their CPU time
     Rate,
     /// Payloads of all sizes, owned and registered, up and down
     Bandwidth,
-    /// Small calls on a connection that carries payloads as well
+    /// Small calls on a connection that also carries payloads
     Beside,
     /// Memory of idle connections
     Idle,
@@ -223,7 +224,7 @@ impl Poll {
     }
 }
 
-/// The word that an option is written with.
+/// The command-line word of an option.
 pub(crate) fn word(value: impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
@@ -231,8 +232,8 @@ pub(crate) fn word(value: impl ValueEnum) -> String {
 fn between_processes(text: &str) -> Result<Address, String> {
     let address: Address = text.parse().map_err(|error| format!("{error}"))?;
     match &address {
-        Address::Mem(_) => Err("mem:// stays within one process; `rpc-perf all --schemes mem` \
-                                measures it"
+        Address::Mem(_) => Err("mem:// cannot be reached from another process; measure it with \
+                                `rpc-perf all --schemes mem`"
             .to_owned()),
         _ => Ok(address),
     }
@@ -244,7 +245,7 @@ fn call_size(text: &str) -> Result<usize, String> {
 
 fn payload_size(text: &str) -> Result<usize, String> {
     match at_most(MAX_PAYLOAD_BYTES, text)? {
-        ..64 => Err("the smallest payload has 64 bytes".to_owned()),
+        ..64 => Err("the smallest payload is 64 bytes".to_owned()),
         size => Ok(size),
     }
 }

@@ -1,4 +1,4 @@
-//! Where a run goes: tables on stdout, and files.
+//! The output of a run: tables on stdout, and files.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -9,27 +9,27 @@ use crate::options::OutputOptions;
 use crate::report::{Report, Run, Settings};
 use crate::{compare, plot, table};
 
-/// Writes what has been measured, as soon as it is there.
+/// Writes results as soon as they are measured.
 #[derive(Debug)]
 pub(crate) struct Output {
     options: OutputOptions,
-    /// Read before anything is measured: a mistake shows at once.
+    /// Read before anything is measured, so that a mistake shows at once.
     old: Option<Report>,
     tables: bool,
 }
 
 impl Output {
-    /// Looks at what the options name.
+    /// Checks the files named by the options.
     ///
     /// # Errors
-    /// When a file cannot be read, or will not be written.
+    /// A file cannot be read, or cannot be written.
     pub(crate) fn new(options: &OutputOptions) -> Result<Self> {
         let old = options.compare.as_deref().map(Report::read).transpose()?;
         let json = options.json.as_ref().filter(|_| !options.json_on_stdout());
         for path in json.into_iter().chain(&options.plot) {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             if folder.is_some_and(|folder| !folder.is_dir()) || path.is_dir() {
-                bail!("{} cannot be written: name a file in a folder that exists", path.display());
+                bail!("cannot write {}: choose a file in an existing directory", path.display());
             }
         }
         Ok(Self { options: options.clone(), old, tables: !options.json_on_stdout() })
@@ -47,7 +47,7 @@ impl Output {
         self.print(&table::run(run, settings))
     }
 
-    /// What is there only when all is: ratios and files.
+    /// Writes the output that needs the complete run: ratios and files.
     pub(crate) fn finish(&self, report: &Report) -> Result<()> {
         if let Some(old) = &self.old {
             self.print(&compare::table(old, report))?;
@@ -69,7 +69,7 @@ impl Output {
         Ok(())
     }
 
-    /// Colours reach a terminal only.
+    /// Colours are only sent to a terminal.
     fn print(&self, text: &str) -> Result<()> {
         if self.tables {
             let mut stdout = anstream::stdout().lock();

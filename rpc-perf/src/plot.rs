@@ -1,5 +1,5 @@
-//! A run as a picture: latencies on top, and bandwidth over size below, one panel for each transport,
-//! with the raw limit drawn in.
+//! A plot of a run: latencies on top, bandwidth by size below, one panel per transport, with the
+//! raw limits.
 
 use anyhow::{Result, anyhow, bail};
 use plotters::coord::Shift;
@@ -11,12 +11,12 @@ use crate::units::{bytes, time};
 
 const WIDTH: u32 = 900;
 const PANEL_HEIGHT: u32 = 380;
-/// Pixels of a dash, and between two.
+/// Pixels of a dash, and of the gap.
 const DASH: u32 = 6;
 const GAP: u32 = 4;
 const FONT: &str = "sans-serif";
 
-/// Colours that people with any eyes tell apart (Okabe and Ito, 2008).
+/// Colours that are distinguishable with colour blindness (Okabe and Ito, 2008).
 const COLOURS: [RGBColor; 5] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -48,13 +48,13 @@ impl Series {
     }
 }
 
-/// Draws everything that there is to draw.
+/// Draws the plot.
 pub(crate) fn svg(report: &Report) -> Result<String> {
     let latencies = latencies(report);
     let bandwidths: Vec<&Run> = report.runs.iter().filter(|run| run.bandwidth.len() > 1).collect();
     let panels = usize::from(!latencies.is_empty()) + bandwidths.len();
     if panels == 0 {
-        bail!("there is nothing to plot: --plot needs latency or bandwidth to be measured");
+        bail!("nothing to plot: --plot needs a run with latency or bandwidth");
     }
     let mut text = String::new();
     {
@@ -77,7 +77,7 @@ pub(crate) fn svg(report: &Report) -> Result<String> {
 }
 
 fn drawing(error: impl std::fmt::Display) -> anyhow::Error {
-    anyhow!("the picture cannot be drawn: {error}")
+    anyhow!("cannot draw the plot: {error}")
 }
 
 /// Shares of calls as a number of nines: 0.9 is 1, 0.99 is 2.
@@ -114,12 +114,12 @@ fn bounds(values: impl Iterator<Item = f64>) -> (f64, f64) {
         .fold((f64::INFINITY, 0.0_f64), |(least, most), value| (least.min(value), most.max(value)))
 }
 
-/// What a panel shows besides its series.
+/// The axes and labels of a panel.
 struct Frame<'a> {
     title: &'a str,
     x: &'a str,
     y: &'a str,
-    /// Of the logarithm on the x axis.
+    /// Base of the logarithm on the x axis.
     base: f64,
     x_label: fn(f64) -> String,
     y_label: fn(f64) -> String,
@@ -196,7 +196,7 @@ fn draw_latencies(panel: &Panel<'_>, title: &str, series: &[Series]) -> Result<(
     draw(panel, frame, series)
 }
 
-/// A number of nines as people call it, 2 is `p99`, 3 is `p99.9`; nothing for what is between.
+/// The name of a number of nines: 2 is `p99`, 3 is `p99.9`; empty for values in between.
 fn percentile(nines: f64) -> String {
     if nines.fract() != 0.0 {
         return String::new();
@@ -287,7 +287,7 @@ mod tests {
             assert!(texts.iter().any(|text| text == name), "{name}: {texts:?}");
         }
         let lines = picture.descendants().filter(|node| node.has_tag_name("polyline"));
-        // A dashed line is many of them, so at least: latency 1, bandwidth 4.
+        // A dashed line consists of many, so these are minimums: latency 1, bandwidth 4.
         assert!(lines.filter(|line| line.attribute("stroke-width") == Some("2")).count() >= 5);
     }
 

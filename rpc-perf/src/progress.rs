@@ -1,8 +1,8 @@
-//! How far a run is: a bar on stderr, if that is a terminal.
+//! Progress of a run: a bar on stderr, if that is a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Steps of a run. Gone when it is dropped.
+/// The progress bar, removed on drop.
 #[derive(Debug)]
 pub(crate) struct Progress(ProgressBar);
 
@@ -14,7 +14,7 @@ impl Progress {
         Self(ProgressBar::new(steps).with_style(style))
     }
 
-    /// Begins the next step, which ends the one before.
+    /// Begins the next step and ends the previous one.
     pub(crate) fn step(&self, scheme: &str, what: &str) {
         if !self.0.message().is_empty() {
             self.0.inc(1);
@@ -22,7 +22,7 @@ impl Progress {
         self.0.set_message(format!("{scheme}: {what}"));
     }
 
-    /// Prints while the bar is out of the way.
+    /// Prints while the bar is hidden.
     pub(crate) fn suspend<R>(&self, print: impl FnOnce() -> R) -> R {
         self.0.suspend(print)
     }

@@ -6,7 +6,7 @@ pub(crate) fn listen_address() -> Result<String, String> {
     match report.addresses().first() {
         Some(std::net::IpAddr::V6(address)) => Ok(format!("rdma://[{address}]:0")),
         Some(address) => Ok(format!("rdma://{address}:0")),
-        None => Err("there is no RDMA device with an IP address".to_owned()),
+        None => Err("no RDMA device has an IP address".to_owned()),
     }
 }
 
@@ -15,8 +15,7 @@ pub(crate) fn listen_address() -> Result<String, String> {
     let devices = std::fs::read_dir("/sys/class/infiniband").into_iter().flatten().count();
     Err(match devices {
         0 => "this machine has no RDMA device".to_owned(),
-        _ => {
-            "this rpc-perf was built without the feature `verbs`, which its devices need".to_owned()
-        }
+        _ => "this rpc-perf was built without the feature `verbs`, which RDMA devices need"
+            .to_owned(),
     })
 }

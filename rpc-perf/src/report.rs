@@ -1,8 +1,8 @@
 //! A run as JSON: one schema with a version. The README says what each field means.
 //!
 //! Invariants:
-//! 1. What was not measured is absent or null, never 0.
-//! 2. A percentile for which there are too few calls is null.
+//! 1. Values that were not measured are absent or null, never 0.
+//! 2. A percentile with too few calls is null.
 
 use std::path::Path;
 
@@ -10,10 +10,11 @@ use anyhow::{Context, Result, bail};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// Of the schema. A field more does not change it, a field less or of another meaning does.
+/// Version of the schema. An added field does not change it; a removed one, or one with a new
+/// meaning, does.
 pub(crate) const VERSION: u32 = 1;
 
-/// Calls slower than a percentile that there must be for it to mean anything.
+/// Minimum number of calls slower than a percentile for it to be meaningful.
 const CALLS_BEYOND: f64 = 10.0;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -32,19 +33,19 @@ pub(crate) struct Machine {
     pub(crate) cpus: usize,
     /// CPU of the client and of the server, if both were pinned.
     pub(crate) pinned: Option<[usize; 2]>,
-    /// One cache line there and back.
+    /// Round trip of a cache line.
     pub(crate) line_ns: Option<f64>,
-    /// An 80-byte message there and back through shared memory.
+    /// Round trip of an 80-byte message through shared memory.
     pub(crate) message_ns: Option<f64>,
-    /// Whether this program was built with optimization.
+    /// Whether this program was built with optimizations.
     pub(crate) optimized: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
-    /// Of one measurement.
+    /// Duration of one measurement.
     pub(crate) seconds: f64,
-    /// Of a small call, each way.
+    /// Size of a small call, each way.
     pub(crate) call_bytes: u64,
     pub(crate) poll: String,
     /// Calls per second of the open loop.
@@ -65,10 +66,10 @@ pub(crate) struct Run {
     pub(crate) connect: Option<Connect>,
 }
 
-/// How long calls took, ns.
+/// Latencies of calls, ns.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Latency {
-    /// Calls that count, those that were never answered among them.
+    /// Number of calls, including those never answered.
     pub(crate) calls: u64,
     pub(crate) mean_ns: Option<f64>,
     pub(crate) p50_ns: Option<f64>,
@@ -77,18 +78,18 @@ pub(crate) struct Latency {
     pub(crate) p999_ns: Option<f64>,
     pub(crate) p9999_ns: Option<f64>,
     pub(crate) max_ns: Option<f64>,
-    /// Pairs of a time, ns, and the share of the calls that took no longer.
+    /// Pairs of a time, ns, and the share of calls that did not exceed it.
     pub(crate) cdf: Vec<(f64, f64)>,
 }
 
-/// Calls at fixed times, each timed from when it was due.
+/// Calls at a fixed rate, each timed from when it was due.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OpenLoop {
-    /// Asked for.
+    /// The requested rate.
     pub(crate) rate: u64,
-    /// Reached.
+    /// The achieved rate.
     pub(crate) calls_per_second: f64,
-    /// Calls that were due and never sent, because too many before them had no answer.
+    /// Calls that were due but never sent, because too many earlier ones had no answer.
     pub(crate) unsent: u64,
     pub(crate) latency: Latency,
 }
@@ -112,7 +113,7 @@ pub(crate) struct Bandwidth {
     pub(crate) bulk_up: f64,
     pub(crate) bulk_down: f64,
     /// The same bytes without the framework: through the kernel's TCP, or copied into shared memory
-    /// and out again. None where there is nothing to compare with.
+    /// and out again. `None` if there is no comparison.
     pub(crate) raw: Option<Raw>,
 }
 
@@ -129,17 +130,17 @@ pub(crate) enum RawKind {
 pub(crate) struct Raw {
     pub(crate) kind: RawKind,
     pub(crate) rate: f64,
-    /// Copied in only, and looked at by the other side.
+    /// Only copied in, and read by the other side.
     pub(crate) one_copy: Option<f64>,
 }
 
-/// Small calls on a connection that carries large payloads as well.
+/// Small calls on a connection that also carries large payloads.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Beside {
     pub(crate) payload_bytes: u64,
     pub(crate) in_flight: u32,
     pub(crate) latency: Latency,
-    /// Of the payloads meanwhile, bytes per second.
+    /// Rate of those payloads, bytes per second.
     pub(crate) payloads_rate: f64,
 }
 
@@ -152,7 +153,7 @@ pub(crate) struct Idle {
     pub(crate) both_bytes: Option<f64>,
 }
 
-/// Connections one after the other, each with one call.
+/// Consecutive connections, each with one call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Connect {
     pub(crate) connections_per_second: f64,
@@ -161,7 +162,8 @@ pub(crate) struct Connect {
 }
 
 impl Latency {
-    /// What a histogram of nanoseconds shows, if so many calls more took longer than any in it.
+    /// Summarizes a histogram of nanoseconds, with a number of calls that took longer than any in
+    /// it.
     #[allow(clippy::cast_precision_loss, reason = "calls of a run are far below 2^52")]
     pub(crate) fn of(histogram: &Histogram<u64>, unanswered: u64) -> Self {
         let answered = histogram.len();
@@ -199,11 +201,11 @@ impl Report {
     /// Reads a report from a file.
     ///
     /// # Errors
-    /// When there is none, or none that this version reads.
+    /// There is none, or none that this version can read.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let name = path.display();
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
-        Self::parse(&text).with_context(|| format!("{name} cannot be used"))
+        Self::parse(&text).with_context(|| format!("cannot use {name}"))
     }
 
     pub(crate) fn parse(text: &str) -> Result<Self> {
@@ -212,12 +214,13 @@ impl Report {
             version: u32,
         }
 
-        const REMEDY: &str = "it is no report of rpc-perf; `rpc-perf all --json FILE` writes one";
+        const REMEDY: &str =
+            "it is not a report of rpc-perf; `rpc-perf all --json FILE` writes one";
         let Versioned { version } = serde_json::from_str(text).context(REMEDY)?;
         if version != VERSION {
             bail!(
-                "it has version {version} of the schema and this program reads version {VERSION}; \
-                 measure anew, or use the rpc-perf that wrote it"
+                "its schema has version {version}, this program reads version {VERSION}; measure \
+                 again, or use the rpc-perf that wrote it"
             );
         }
         serde_json::from_str(text).context(REMEDY)
@@ -242,12 +245,12 @@ pub(crate) mod tests {
         Latency::of(&histogram, 0)
     }
 
-    /// A report in which everything was measured, of the longest texts.
+    /// A complete report, with the longest texts.
     pub(crate) fn full() -> Report {
         let size = |size| Bandwidth {
             size,
             in_flight: 4,
-            // Not every reader of JSON gives its last digit back.
+            // Not every JSON parser preserves its last digit.
             bytes_up: 18_884_900.378_725_506,
             bytes_down: 1.25e9,
             bulk_up: 20.5e9,
@@ -319,19 +322,19 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_no_report_is_refused_with_a_remedy() {
+    fn a_bad_report_is_refused_with_advice() {
         for (text, part) in [
             ("", "--json FILE"),
             ("{}", "--json FILE"),
             ("{\"version\": 1}", "--json FILE"),
-            ("{\"version\": 99}", "version 99 of the schema and this program reads version 1"),
+            ("{\"version\": 99}", "its schema has version 99, this program reads version 1"),
         ] {
             let error = format!("{:#}", Report::parse(text).unwrap_err());
             assert!(error.contains(part), "{text}: {error}");
         }
     }
 
-    /// Percentiles of the numbers from 1 to `count`, and so many calls without an answer.
+    /// Percentiles of the numbers from 1 to `count`, with a number of unanswered calls.
     fn percentiles(count: u64, unanswered: u64) -> [Option<f64>; 6] {
         let mut histogram = rpc_perf::histogram();
         for ns in 1..=count {
@@ -353,8 +356,8 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn calls_without_an_answer_are_slower_than_all_others() {
-        // The median of 1000 calls is that of the 750 that were answered and lies at 2/3 of them.
+    fn unanswered_calls_are_the_slowest() {
+        // The median of 1000 calls, 750 of them answered, is at 2/3 of the answered ones.
         let [p50, p90, p99, .., max] = percentiles(750, 250);
         assert_eq!([p50, p90, p99, max], [Some(500.0), None, None, None]);
         assert_eq!(percentiles(0, 1000), [None; 6]);

@@ -16,10 +16,10 @@ use crate::report::{Machine, Report, Run, Settings, VERSION};
 use crate::server::{LocalServer, pin_remedy};
 use crate::usage::Scope;
 
-/// Longest look at the machine itself.
+/// Maximum time for measuring the machine itself.
 const FLOOR_TIME: Duration = Duration::from_millis(200);
 
-/// Measures every transport that was asked for, or every one that works here.
+/// Measures every requested transport, or every one that works on this machine.
 pub(crate) async fn all(options: &AllOptions, output: &mut Output) -> Result<Report> {
     let cpus = CpuPair::allowed()?;
     let pinned = cpus.filter(|_| !options.no_pin);
@@ -30,7 +30,7 @@ pub(crate) async fn all(options: &AllOptions, output: &mut Output) -> Result<Rep
         schemes = vec![Scheme::Mem, Scheme::Shm, Scheme::Tcp];
         match crate::rdma::listen_address() {
             Ok(_) => schemes.push(Scheme::Rdma),
-            Err(reason) => left_out = Some(format!("left out: rdma, {reason}")),
+            Err(reason) => left_out = Some(format!("skipping rdma: {reason}")),
         }
     }
     let measure = Arc::new(options.measure.clone());
@@ -40,7 +40,7 @@ pub(crate) async fn all(options: &AllOptions, output: &mut Output) -> Result<Rep
         output.remark(&left_out)?;
     }
     if cpus.is_none() {
-        output.remark("one CPU only: both ends share it, and nothing is pinned")?;
+        output.remark("only one CPU: both ends share it, and nothing is pinned")?;
     }
     let steps = Target::steps(&measure);
     let progress = Progress::new(steps * schemes.len() as u64);
@@ -53,7 +53,7 @@ pub(crate) async fn all(options: &AllOptions, output: &mut Output) -> Result<Rep
     Ok(report)
 }
 
-/// One transport, with a server of its own.
+/// Measures one transport, with its own server.
 async fn one(
     scheme: Scheme,
     cpus: Option<CpuPair>,
@@ -92,11 +92,11 @@ async fn one(
     }
     let mut server = ServerProcess::start(arguments)?;
     let measured = target(server.address(), Scope::Process).run(progress).await;
-    // When the server dies, calls fail because of it; its end may be seen a moment later.
+    // When the server dies, calls fail first; its exit may be seen a moment later.
     if measured.is_err() {
         for _ in 0..1000 {
             if let Some(status) = server.ended()? {
-                bail!("the server process ended in the middle of the run ({status})");
+                bail!("the server process ended during the run ({status})");
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
@@ -104,7 +104,7 @@ async fn one(
     measured
 }
 
-/// Measures a server that runs already.
+/// Measures a running server.
 pub(crate) async fn client(options: &ClientOptions, output: &mut Output) -> Result<Report> {
     let cpus = CpuPair::allowed()?;
     if let Some(cpu) = options.cpu {
@@ -118,7 +118,7 @@ pub(crate) async fn client(options: &ClientOptions, output: &mut Output) -> Resu
         cpus,
         options: Arc::clone(&measure),
     };
-    // Before anything is measured or shown: there may be no server.
+    // Before anything is measured or shown, as there may be no server.
     drop(target.connect().await?);
     let mut report = report(&measure, machine(cpus, false, measure.duration).await?);
     output.heading(&report)?;
@@ -145,7 +145,7 @@ fn report(options: &MeasureOptions, machine: Machine) -> Report {
     }
 }
 
-/// What the machine is, and how far its CPUs are from each other.
+/// Describes the machine and the distance of its CPUs.
 async fn machine(cpus: Option<CpuPair>, pinned: bool, duration: Duration) -> Result<Machine> {
     let uname = rustix::system::uname();
     let kernel = [uname.sysname(), uname.release()].map(|part| part.to_string_lossy()).join(" ");

@@ -1,4 +1,4 @@
-//! `rpc-perf server`, and the server beside the client in one process.
+//! `rpc-perf server`, and the server in the client's process.
 
 use std::io::{self, Read, Write};
 use std::thread;
@@ -10,7 +10,6 @@ use tokio::sync::oneshot;
 
 use crate::options::{Poll, ServerOptions};
 use crate::service::{PerfServer, Store, link};
-use crate::signals::EndSignals;
 use crate::usage::Scope;
 
 fn builder(scope: Scope, poll: Poll) -> ServerBuilder {
@@ -18,9 +17,9 @@ fn builder(scope: Scope, poll: Poll) -> ServerBuilder {
     Server::builder().add_service(store).link(link()).poll_mode(poll.mode())
 }
 
-/// Serves until Ctrl-C or SIGTERM, or until stdin ends if that was asked for.
+/// Serves until Ctrl-C or SIGTERM, or until stdin ends if requested.
 pub(crate) async fn serve(options: &ServerOptions) -> Result<()> {
-    let mut signals = EndSignals::install()?;
+    let mut signals = rpc_core::signal::shutdown();
     if let Some(cpu) = options.cpu {
         cores::try_pin(cpu).with_context(|| pin_remedy(cpu))?;
     }
@@ -31,13 +30,13 @@ pub(crate) async fn serve(options: &ServerOptions) -> Result<()> {
     stdout.flush()?;
     let end = async {
         if options.until_stdin_closes {
-            // A Ctrl-C at the terminal reaches both processes. The one that started this one decides.
+            // A Ctrl-C at the terminal reaches both processes. The parent decides.
             tokio::select! {
                 () = signals.terminated() => {}
                 () = stdin_closed() => {}
             }
         } else {
-            signals.next().await;
+            signals.await;
         }
     };
     Ok(server.serve_until(end).await?)
@@ -47,7 +46,7 @@ pub(crate) fn pin_remedy(cpu: usize) -> String {
     format!("CPU {cpu} cannot be used; `taskset -p $$` shows which ones can")
 }
 
-/// Waits for the end of stdin, on a thread of its own: a read cannot be cancelled.
+/// Waits for the end of stdin, on a separate thread: a read cannot be cancelled.
 async fn stdin_closed() {
     let (closed, wait) = oneshot::channel::<()>();
     thread::spawn(move || {
@@ -59,7 +58,7 @@ async fn stdin_closed() {
     let _ = wait.await;
 }
 
-/// A server on a thread of this process. Ends when it is dropped.
+/// A server on a thread of this process. Stops on drop.
 #[derive(Debug)]
 pub(crate) struct LocalServer {
     address: String,
@@ -68,7 +67,7 @@ pub(crate) struct LocalServer {
 }
 
 impl LocalServer {
-    /// Starts it at an address of its own, on this CPU.
+    /// Starts it at a unique address, on the given CPU.
     pub(crate) async fn start(poll: Poll, cpu: Option<usize>) -> Result<Self> {
         let (ready, is_ready) = oneshot::channel();
         let (stop, stopped) = oneshot::channel();
@@ -103,7 +102,7 @@ impl LocalServer {
 impl Drop for LocalServer {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // Its connections end with this thread's runtime, so it is not waited for here.
+        // Its connections end with this thread's runtime, so it must not be joined here.
         drop(self.thread.take());
     }
 }

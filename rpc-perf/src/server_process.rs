@@ -1,4 +1,4 @@
-//! A server in a process of its own: this program, started again.
+//! A server in a separate process: this program, started again.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
@@ -6,7 +6,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// A running server; killed on drop. Its stdin ends with this process, however that ends.
+/// A running server; killed on drop. Its stdin closes when this process ends, for any reason.
 #[derive(Debug)]
 pub struct ServerProcess {
     child: Child,
@@ -17,7 +17,7 @@ impl ServerProcess {
     /// Starts this program with these arguments and waits until it has printed `READY <address>`.
     ///
     /// # Errors
-    /// When the process cannot be started or ends early; it has said why on stderr.
+    /// The process cannot be started or ends early; the reason is on its stderr.
     pub fn start<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Result<Self> {
         let child = Command::new(std::env::current_exe()?)
             .args(arguments)
@@ -26,17 +26,17 @@ impl ServerProcess {
             .spawn()
             .context("starting the server process")?;
         let mut server = Self { child, address: String::new() };
-        let stdout = server.child.stdout.take().context("the server's output")?;
+        let stdout = server.child.stdout.take().context("reading the server's output")?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
         let Some(address) = line.trim().strip_prefix("READY ") else {
-            bail!("the server process did not come up");
+            bail!("the server process did not start");
         };
         server.address = address.to_owned();
         Ok(server)
     }
 
-    /// Where it listens, with the real port.
+    /// Its address, with the actual port.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
@@ -48,10 +48,10 @@ impl ServerProcess {
         self.child.id()
     }
 
-    /// How it ended, if it has.
+    /// Its exit status, if it has ended.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the system.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }

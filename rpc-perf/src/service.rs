@@ -1,7 +1,8 @@
-//! The measured service, and what its server has ready for it.
+//! The measured service, and the prepared data of its server.
 
 use std::sync::{Mutex, PoisonError};
 
+use rpc_core::bulk::ReadError;
 use rpc_core::bytes::Bytes;
 use rpc_core::serde::{Deserialize, Serialize};
 use rpc_core::{Bulk, BulkPool, Context, LinkConfig, Status};
@@ -15,30 +16,30 @@ pub(crate) const MAX_PAYLOAD_BYTES: usize = 64 << 20;
 /// Every byte of every payload.
 pub(crate) const FILL: u8 = 7;
 
-/// Both ends take the largest payload whole, with room for what goes with it.
+/// Both ends accept the largest payload as a whole, with room for its headers.
 pub(crate) fn link() -> LinkConfig {
     let limit = 2 * MAX_PAYLOAD_BYTES as u64;
     LinkConfig::default().max_message_bytes(limit).assembly_bytes(limit)
 }
 
-/// What is measured.
+/// The measured service.
 #[rpc_core::service]
 pub(crate) trait Perf {
-    /// Gives the bytes back.
+    /// Returns the bytes.
     async fn echo(&self, data: &[u8]) -> Vec<u8>;
-    /// Looks at a byte of each page.
+    /// Reads a byte of each page.
     async fn put(&self, data: Bytes) -> u64;
-    /// Gives bytes.
+    /// Returns this many bytes.
     async fn get(&self, len: u64) -> Result<Bytes, Status>;
-    /// The same of a payload.
+    /// Reads a byte of each page of a payload.
     async fn put_bulk(&self, data: Bulk) -> u64;
-    /// Gives a payload that lies in registered memory.
+    /// Returns a payload in registered memory.
     async fn get_bulk(&self, len: u64) -> Result<Bulk, Status>;
-    /// What the server has used so far.
+    /// The usage of the server so far.
     async fn usage(&self) -> ServerUsage;
 }
 
-/// What a server tells of itself.
+/// Usage reported by a server.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(crate = "rpc_core::serde")]
 pub(crate) struct ServerUsage {
@@ -48,7 +49,7 @@ pub(crate) struct ServerUsage {
     pub(crate) resident_bytes: Option<u64>,
 }
 
-/// The server. What it gives was made before, once for the largest size that was asked for.
+/// The server. Returned data is prepared once, for the largest size requested so far.
 #[derive(Debug)]
 pub(crate) struct Store {
     scope: Scope,
@@ -57,7 +58,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// A server that tells what its process, or only its thread, has used.
+    /// A server that reports the usage of its process, or only of its thread.
     pub(crate) fn new(scope: Scope) -> Self {
         Self { scope, bytes: Mutex::default(), bulk: Mutex::default() }
     }
@@ -67,7 +68,7 @@ fn checked(len: u64) -> Result<usize, Status> {
     match usize::try_from(len) {
         Ok(len) if len <= MAX_PAYLOAD_BYTES => Ok(len),
         _ => Err(Status::invalid_argument(format!(
-            "{len} bytes are more than the {MAX_PAYLOAD_BYTES} of the largest payload"
+            "{len} bytes exceed the largest payload of {MAX_PAYLOAD_BYTES} bytes"
         ))),
     }
 }
@@ -91,7 +92,8 @@ impl Perf for Store {
     }
 
     async fn put_bulk(&self, data: Bulk) -> u64 {
-        look_at(&data)
+        // The caller knows the sum, which is not 0.
+        look_at(&data).unwrap_or(0)
     }
 
     async fn get_bulk(&self, len: u64) -> Result<Bulk, Status> {
@@ -120,7 +122,7 @@ fn filled(len: usize) -> Bulk {
     Bulk::from(vec![FILL; len])
 }
 
-/// A payload in registered memory, or in memory of its own if the pool has no room.
+/// A payload in registered memory, or in ordinary memory if the pool has no room.
 pub(crate) fn registered(pool: &BulkPool, len: usize) -> Bulk {
     match pool.take(len) {
         Ok(mut buffer) => {
@@ -131,18 +133,18 @@ pub(crate) fn registered(pool: &BulkPool, len: usize) -> Bulk {
     }
 }
 
-/// The sum of one byte of each page, wherever they lie.
-pub(crate) fn look_at(data: &Bulk) -> u64 {
+/// The sum of one byte of each page, for any kind of memory.
+pub(crate) fn look_at(data: &Bulk) -> Result<u64, ReadError> {
     let mut byte = [0];
     let mut sum = 0;
     for at in (0..data.len()).step_by(PAGE_BYTES) {
-        data.read_at(at, &mut byte);
+        data.read_at(at, &mut byte)?;
         sum += u64::from(byte[0]);
     }
-    sum
+    Ok(sum)
 }
 
-/// What looking at a payload of `len` bytes gives.
+/// The result of reading a payload of `len` bytes.
 pub(crate) fn sum_of(len: usize) -> u64 {
     len.div_ceil(PAGE_BYTES) as u64 * u64::from(FILL)
 }
@@ -163,14 +165,14 @@ mod tests {
     async fn payloads_are_what_was_asked_for() {
         let _watchdog = Watchdog::start("payloads");
         let client = client().await;
-        // The second is cut from what the first one left, the third one needs more.
+        // The second is cut from the rest of the first, the third needs more.
         for len in [100_000, 5_000, 300_000] {
             let size = usize::try_from(len).unwrap();
             let bytes = client.get(len).await.unwrap();
             assert!(bytes.len() == size && bytes.iter().all(|byte| *byte == FILL), "{len}");
             assert_eq!(look(&bytes), sum_of(size));
             let bulk = client.get_bulk(len).await.unwrap();
-            assert_eq!((bulk.len(), look_at(&bulk)), (len, sum_of(size)));
+            assert_eq!((bulk.len(), look_at(&bulk)), (len, Ok(sum_of(size))));
             assert_eq!(client.put(bytes).await, Ok(sum_of(size)));
             assert_eq!(client.put_bulk(bulk).await, Ok(sum_of(size)));
         }
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_tells_what_it_has_used() {
+    async fn a_server_reports_its_usage() {
         let _watchdog = Watchdog::start("usage");
         let usage = client().await.usage().await.unwrap();
         assert!(

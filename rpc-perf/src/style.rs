@@ -1,4 +1,4 @@
-//! Colours and weights. Where they are printed they are left out unless it is a terminal.
+//! Colours and weights. The output code drops them unless it writes to a terminal.
 
 pub(crate) const BOLD: &str = "1";
 pub(crate) const DIM: &str = "2";

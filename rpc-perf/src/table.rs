@@ -1,4 +1,4 @@
-//! What a person reads: a heading, and one block of tables for each transport, 80 columns wide.
+//! Tables for people: a heading, and one block of tables per transport, 80 columns wide.
 
 use std::fmt::Write;
 
@@ -24,7 +24,7 @@ pub(crate) fn heading(report: &Report) -> String {
     let _ = writeln!(out, "{title}  {}, {cpus}, {pinned}", machine.kernel);
     let _ = writeln!(
         out,
-        "{} polling, calls of {}, {} each measurement",
+        "{} polling, calls of {}, {} per measurement",
         settings.poll,
         bytes(settings.call_bytes),
         time(settings.seconds * 1e9),
@@ -39,13 +39,13 @@ pub(crate) fn heading(report: &Report) -> String {
         );
     }
     if !machine.optimized {
-        let text = "built without optimization: the numbers say nothing; use --release";
+        let text = "built without optimizations: the numbers are meaningless; use --release";
         let _ = writeln!(out, "{}", paint(BOLD, text));
     }
     out
 }
 
-/// Everything that was measured of one transport.
+/// All results of one transport.
 pub(crate) fn run(run: &Run, settings: &Settings) -> String {
     let mut out = String::new();
     let rule = "-".repeat(WIDTH.saturating_sub(run.scheme.len() + 4));
@@ -65,7 +65,7 @@ fn head(out: &mut String, text: &str) {
 fn latencies(out: &mut String, run: &Run, settings: &Settings) {
     let mut rows: Vec<(String, &Latency)> = Vec::new();
     if let Some(latency) = &run.latency {
-        rows.push(("one after the other".to_owned(), latency));
+        rows.push(("one at a time".to_owned(), latency));
     }
     if let Some(open) = &run.open_loop {
         rows.push((format!("{} calls/s", per_second(open.rate as f64)), &open.latency));
@@ -98,13 +98,13 @@ fn latencies(out: &mut String, run: &Run, settings: &Settings) {
     {
         let unsent = match open.unsent {
             0 => String::new(),
-            calls => format!(", {} calls never sent", HumanCount(calls)),
+            calls => format!(", {} calls were never sent", HumanCount(calls)),
         };
         let answered = per_second(open.calls_per_second);
         let _ = writeln!(out, "this path cannot keep up: {answered} calls/s were answered{unsent}");
     }
     if let Some(beside) = &run.beside {
-        let _ = writeln!(out, "the payloads meanwhile: {} GB/s", giga(beside.payloads_rate));
+        let _ = writeln!(out, "payloads at the same time: {} GB/s", giga(beside.payloads_rate));
     }
 }
 
@@ -175,7 +175,7 @@ fn connections(out: &mut String, run: &Run) {
         let _ = writeln!(
             out,
             "{:<20}client {}, server {}, both {} (mean of {})",
-            "an idle one holds",
+            "memory when idle",
             kib(idle.client_bytes),
             kib(idle.server_bytes),
             kib(idle.both_bytes),
@@ -185,8 +185,8 @@ fn connections(out: &mut String, run: &Run) {
     if let Some(connect) = &run.connect {
         let _ = writeln!(
             out,
-            "{:<20}{} a second, one after the other, until the first reply",
-            "are made",
+            "{:<20}{} per second, one at a time, until the first reply",
+            "new connections",
             per_second(connect.connections_per_second),
         );
     }
@@ -198,7 +198,7 @@ mod tests {
     use crate::report::tests::full;
 
     #[test]
-    fn nothing_is_wider_than_80_columns_but_the_path() {
+    fn only_the_path_exceeds_80_columns() {
         let report = full();
         let mut text = heading(&report);
         for run in &report.runs {
@@ -216,11 +216,11 @@ mod tests {
         let report = full();
         let text =
             anstream::adapter::strip_str(&run(&report.runs[0], &report.settings)).to_string();
-        let row = text.lines().find(|line| line.starts_with("one after the other")).unwrap();
+        let row = text.lines().find(|line| line.starts_with("one at a time")).unwrap();
         assert_eq!(row.split_whitespace().rev().nth(2), Some("-"), "p99.99: {row}");
         assert!(text.contains("client 15.8 KiB, server -,"), "{text}");
         assert!(
-            text.contains("cannot keep up: 45,000 calls/s were answered, 7 calls never"),
+            text.contains("cannot keep up: 45,000 calls/s were answered, 7 calls were never"),
             "{text}"
         );
     }

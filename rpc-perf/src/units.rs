@@ -1,13 +1,13 @@
-//! Times, sizes and counts as people write and read them: four digits at most.
+//! Formats and parses times, sizes and counts for people: at most four digits.
 
 use std::time::Duration;
 
 pub(crate) use indicatif::HumanCount;
 
-/// What stands where nothing was measured, or too little.
+/// Shown if nothing was measured, or too little.
 pub(crate) const DASH: &str = "-";
 
-/// Three digits, or all in front of the point.
+/// Three digits, or all before the decimal point.
 fn digits(value: f64) -> String {
     let decimals = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
     format!("{value:.decimals$}")
@@ -23,12 +23,12 @@ pub(crate) fn time(ns: f64) -> String {
     }
 }
 
-/// The same of what may be unknown.
+/// A time that may be unknown.
 pub(crate) fn time_or_dash(ns: Option<f64>) -> String {
     ns.map_or_else(|| DASH.to_owned(), time)
 }
 
-/// A rate as GB/s, in units of 10^9 bytes: what is below a thousandth is `0.00`.
+/// A rate in GB/s (10^9 bytes); below a thousandth it is `0.00`.
 pub(crate) fn giga(bytes_per_second: f64) -> String {
     let value = bytes_per_second / 1e9;
     if value < 0.0995 { format!("{value:.3}") } else { digits(value) }

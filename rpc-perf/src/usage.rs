@@ -1,10 +1,10 @@
-//! What an end has used: CPU time and memory.
+//! Resource usage of an end: CPU time and memory.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Whose time counts.
+/// The scope of the CPU time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// This process, which is one end.
@@ -19,12 +19,12 @@ impl Scope {
     }
 }
 
-/// What has been used so far.
+/// The usage so far.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Usage {
     /// CPU time, user and system, ns.
     pub(crate) cpu_ns: u64,
-    /// Resident memory of the process, bytes; of what is shared each process has its part.
+    /// Resident memory of the process, bytes; shared memory is divided among its processes.
     pub(crate) resident_bytes: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! `rpc-perf` as a person runs it.
+//! End-to-end tests of `rpc-perf`.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
 use test_kit::Watchdog;
 
-/// Everything, as little of it as can be.
+/// All measurements, as short as possible.
 const LITTLE: &str = "--duration 4ms --max-size 20K --connections 2";
 
 fn command(arguments: &str) -> Command {
@@ -25,7 +25,7 @@ fn command(arguments: &str) -> Command {
     command
 }
 
-/// A program that has ended.
+/// The result of a program.
 #[derive(Debug)]
 struct Ended {
     code: Option<i32>,
@@ -49,7 +49,7 @@ fn run(arguments: &str) -> Ended {
     Running::start(command(arguments)).end()
 }
 
-/// A program that runs; killed on drop.
+/// A running program; killed on drop.
 struct Running(Child);
 
 impl Drop for Running {
@@ -68,7 +68,7 @@ impl Running {
         Pid::from_child(&self.0)
     }
 
-    /// A server and the address that it says.
+    /// A server and the address that it prints.
     fn serve(arguments: &str) -> (Self, String) {
         let mut server = Self::start(command(&format!("server {arguments}")));
         let line = server.line();
@@ -77,7 +77,7 @@ impl Running {
 
     fn line(&mut self) -> String {
         let mut line = String::new();
-        // Only what has been written is in the pipe, and nobody reads on.
+        // The pipe has only the lines written so far, and is not read further.
         BufReader::with_capacity(1, self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         line
     }
@@ -110,7 +110,7 @@ impl Running {
     }
 }
 
-/// A file of this test's own; gone when it is dropped.
+/// A file unique to this test; deleted on drop.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -138,7 +138,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Everything that is measured of one transport is there.
+/// Checks that all measurements of one transport are present.
 fn check_run(run: &Value, raw: Option<&str>) {
     let positive = |value: &Value| value.as_f64().is_some_and(|value| value > 0.0);
     assert!(positive(&run["latency"]["calls"]), "{run}");
@@ -169,14 +169,14 @@ fn check_run(run: &Value, raw: Option<&str>) {
     assert!(positive(&run["connect"]["connections_per_second"]), "{run}");
 }
 
-/// Raw passes need a CPU for each end.
+/// Raw transfers need a CPU for each end.
 fn raw(kind: &'static str) -> Option<&'static str> {
     let cpus = std::thread::available_parallelism().unwrap().get();
     (cpus > 1).then_some(kind)
 }
 
 #[test]
-fn all_measures_every_transport_of_this_machine_while_it_spins() {
+fn all_measures_every_transport_spin() {
     let _watchdog = Watchdog::start("all");
     let picture = Scratch::new("all.svg");
     let ended = run(&format!("all {LITTLE} --rate 1000 --json - --plot {picture}")).with_code(0);
@@ -213,7 +213,7 @@ fn the_two_ends_by_hand_busy() {
         for count in [&run["latency"]["calls"], &run["connect"]["latency"]["calls"]] {
             assert!(count.as_u64().is_some_and(|count| count > 0), "{run}");
         }
-        assert!(run["idle"]["server_bytes"].is_number(), "the server tells its own: {run}");
+        assert!(run["idle"]["server_bytes"].is_number(), "the server reports its own: {run}");
         assert_eq!(run["rates"].as_array().map(Vec::len), Some(0), "not asked for: {run}");
         kill_process(server.pid(), Signal::INT).unwrap();
         let ended = server.end().with_code(0);
@@ -222,7 +222,7 @@ fn the_two_ends_by_hand_busy() {
 }
 
 #[test]
-fn a_client_without_a_server_says_what_to_do() {
+fn a_client_without_a_server_gets_advice() {
     let _watchdog = Watchdog::start("no server");
     let ended = run("client shm://rpc-perf-test-nobody").with_code(1);
     assert!(
@@ -242,7 +242,7 @@ fn a_run_is_kept_shown_and_compared() {
     let measured = run(&measured).with_code(0);
     let shown =
         run(&format!("show {kept} --compare {kept} --plot {picture} --json {again}")).with_code(0);
-    // What is shown is what was printed when it was measured, and then the rest.
+    // `show` prints the same as the measurement, and then the rest.
     let (tables, _) = measured.stdout.split_once("\njson ").unwrap_or((&measured.stdout, ""));
     for line in tables.lines().filter(|line| !line.starts_with("left out")) {
         assert!(shown.stdout.lines().any(|shown| shown == line), "{line}: {}", shown.stdout);
@@ -264,12 +264,12 @@ fn mistakes_are_found_before_anything_is_measured() {
     let _watchdog = Watchdog::start("mistakes");
     let other = Scratch::new("other.json");
     fs::write(&other.0, "{\"version\": 77}").unwrap();
-    // Each of them would take an hour.
+    // Each of these would take an hour.
     for (arguments, code, part) in [
         ("all --compare /nonexistent/old.json".to_owned(), 1, "cannot read /nonexistent/old.json"),
-        (format!("all --compare {other}"), 1, "version 77 of the schema"),
-        ("all --json /nonexistent/new.json".to_owned(), 1, "a folder that exists"),
-        ("all --plot /".to_owned(), 1, "a folder that exists"),
+        (format!("all --compare {other}"), 1, "its schema has version 77"),
+        ("all --json /nonexistent/new.json".to_owned(), 1, "an existing directory"),
+        ("all --plot /".to_owned(), 1, "an existing directory"),
         ("all --schemes carrier-pigeon".to_owned(), 2, "possible values: mem, shm, tcp, rdma"),
         ("client 127.0.0.1:1".to_owned(), 2, "a scheme is missing"),
         ("client tcp://127.0.0.1:1 --cpu 100000".to_owned(), 1, "CPU 100000 cannot be used"),
@@ -307,7 +307,7 @@ fn wait_for_the_end_of(process: &impl std::os::fd::AsFd) {
 }
 
 #[test]
-fn ctrl_c_ends_both_processes_of_a_busy_run() {
+fn ctrl_c_ends_both_busy_processes() {
     let _watchdog = Watchdog::start("ctrl-c");
     let (run, server) = Running::endless();
     let gone = pidfd_open(server, PidfdFlags::empty()).unwrap();
@@ -318,7 +318,7 @@ fn ctrl_c_ends_both_processes_of_a_busy_run() {
 }
 
 #[test]
-fn a_busy_run_that_is_killed_leaves_no_server() {
+fn a_killed_busy_run_leaves_no_server() {
     let _watchdog = Watchdog::start("killed");
     let (mut run, server) = Running::endless();
     let gone = pidfd_open(server, PidfdFlags::empty()).unwrap();
@@ -327,10 +327,10 @@ fn a_busy_run_that_is_killed_leaves_no_server() {
 }
 
 #[test]
-fn a_server_that_dies_in_a_busy_run_is_named() {
+fn a_dead_busy_server_is_named() {
     let _watchdog = Watchdog::start("server dies");
     let (mut run, server) = Running::endless();
-    // Shared memory is mapped by who connects, and connecting begins when the server is ready.
+    // The connecting side maps the shared memory, once the server is ready.
     let maps = format!("/proc/{}/maps", run.0.id());
     while !fs::read_to_string(&maps).unwrap().contains("memfd:") {
         assert!(run.0.try_wait().unwrap().is_none(), "it ended: {:?}", run.end());
@@ -338,7 +338,7 @@ fn a_server_that_dies_in_a_busy_run_is_named() {
     }
     kill_process(server, Signal::KILL).unwrap();
     let ended = run.end().with_code(1);
-    let expected = "error: measuring shm: the server process ended in the middle of the run (";
+    let expected = "error: measuring shm: the server process ended during the run (";
     assert!(ended.stderr.starts_with(expected), "{ended:?}");
     assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
 }

@@ -13,22 +13,23 @@ use tower::timeout::error::Elapsed;
 pub use self::client::CallService;
 pub use self::server::{DispatchService, Layered, ServerCall, ServerFuture, layer};
 
-/// What an error of a layer is to a caller.
+/// Converts an error of a layer to the status for the caller.
 ///
-/// A [`Status`], also behind other errors, stays what it is; of a method with an error type of its own,
-/// other than `Status`, take [`call_error`]. The end of a timeout is
-/// [`DeadlineExceeded`](rpc_core::Code::DeadlineExceeded); a call that was shed is
+/// A [`Status`], also as a source of other errors, is returned unchanged; for a method with its own
+/// error type other than `Status`, use [`call_error`]. A timeout is
+/// [`DeadlineExceeded`](rpc_core::Code::DeadlineExceeded); a shed call is
 /// [`ResourceExhausted`](rpc_core::Code::ResourceExhausted), and retryable, since it did not run.
-/// Everything else is [`Unknown`](rpc_core::Code::Unknown), with the texts of the error and its causes.
+/// Every other error is [`Unknown`](rpc_core::Code::Unknown), with its text and those of its
+/// sources.
 #[must_use]
 pub fn status(error: BoxError) -> Status {
     status_of::<Status>(&*error)
 }
 
-/// What an error of a layer around a call is, of a method whose own error is an `E`.
+/// Converts an error of a layer around calls of a method with the error type `E`.
 ///
-/// The call's error stays what it is. Everything else is as [`status`] says, also a method's own error
-/// behind another one, as those of `Buffer` are: an error that is shared cannot be given away.
+/// The call's own error is returned unchanged. All others are converted by [`status`], also a
+/// method's own error inside another one, as in `Buffer`: a shared error cannot be moved out.
 #[must_use]
 pub fn call_error<E: Error + 'static>(error: BoxError) -> CallError<E> {
     match error.downcast::<CallError<E>>() {
@@ -45,19 +46,24 @@ fn status_of<E: Error + 'static>(error: &(dyn Error + 'static)) -> Status {
             return status.clone();
         }
         if cause.is::<Elapsed>() {
-            return Status::deadline_exceeded("the time that a layer gives a call has passed");
+            return Status::deadline_exceeded(
+                "the timeout that a layer set for the call has passed",
+            );
         }
         if cause.is::<Overloaded>() {
-            let text = "a layer takes no more calls now (load shedding)";
+            let text = "a layer rejects calls at the moment (load shedding)";
             return Status::resource_exhausted(text).with_retryable(true);
         }
-        texts.push(cause.to_string());
+        // The text of the method's own error follows.
+        if !matches!(cause.downcast_ref(), Some(CallError::<E>::User(_))) {
+            texts.push(cause.to_string());
+        }
         at = cause.source();
     }
-    Status::unknown(format!("a layer has failed: {}", texts.join(": ")))
+    Status::unknown(format!("a layer failed: {}", texts.join(": ")))
 }
 
-/// The status that an error is.
+/// The status in an error, if it is one.
 fn known<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a Status> {
     if let Some(CallError::Status(status)) = error.downcast_ref::<CallError<E>>() {
         return Some(status);

@@ -1,9 +1,9 @@
-//! Layers of tower around the services of a server.
+//! Tower layers around the services of a server.
 //!
-//! Invariant: a service of tower is called only after it was ready, by whoever has found it so. Calls
-//! wait for that in line. A call that is cancelled while it waits leaves to the next one what the layers
-//! have asked for in its name (a permit, say): so there is one line for all services, as a service of
-//! tower that nobody calls any more would keep it.
+//! Invariant: a tower service is called only after it was ready, by the call that found it ready.
+//! Calls queue for readiness. A call cancelled while queued leaves everything that the layers have
+//! acquired for it (for example a permit) to the next one. So there is one queue for all services:
+//! a tower service that is no longer called would keep the permit.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -16,7 +16,7 @@ use rpc_core::service::{Dispatch, Handler, MethodDescriptor, Reply, Request, Ser
 use tokio::sync::Mutex;
 use tower::{BoxError, Layer, Service};
 
-/// A call that has come to a server.
+/// A call that has arrived at a server.
 pub struct ServerCall {
     inner: Arc<dyn Dispatch>,
     method: &'static MethodDescriptor,
@@ -31,7 +31,7 @@ impl ServerCall {
         self.method
     }
 
-    /// What is known of the call: metadata, deadline, peer.
+    /// The context of the call: metadata, deadline, peer.
     #[must_use]
     pub fn context(&self) -> &rpc_core::Context {
         &self.request.context
@@ -47,7 +47,7 @@ impl fmt::Debug for ServerCall {
     }
 }
 
-/// The service in the middle, which runs the handlers: what a layer of tower is put around.
+/// The innermost service, which runs the handlers and is wrapped by the tower layers.
 #[derive(Debug, Clone)]
 pub struct DispatchService(());
 
@@ -65,8 +65,8 @@ impl Service<ServerCall> for DispatchService {
     }
 }
 
-/// A running handler. Dropping it cancels it. What the handler ends with, a status or a panic too, is
-/// a response.
+/// A running handler. Dropping it cancels the handler. Any end of the handler, also a status or a
+/// panic, is a response.
 #[derive(Debug)]
 #[must_use = "a handler does nothing unless polled"]
 pub struct ServerFuture(Handler);
@@ -79,12 +79,12 @@ impl Future for ServerFuture {
     }
 }
 
-/// A layer of tower as one for [`ServerBuilder::layer`](rpc_core::ServerBuilder::layer).
+/// Turns a tower layer into one for [`ServerBuilder::layer`](rpc_core::ServerBuilder::layer).
 ///
-/// It is put around all services of the server together, so a limit holds over all of them. Calls wait
-/// in line until it is ready. Where a limit is to hold over several servers, each of them has to be in
-/// use: a call that is cancelled in line leaves its place to the next call of the same server.
-/// What it makes need not be `Clone`, nor stand behind a `Buffer`. Its errors become statuses by
+/// It wraps all services of the server together, so a limit is shared by all of them. Calls queue
+/// until it is ready. If several servers share a limit, each of them must be in use: a call
+/// cancelled in the queue leaves its place to the next call of the same server. The wrapped service
+/// need not be `Clone`, and needs no `Buffer`. Its errors are converted by
 /// [`status`](crate::status).
 pub fn layer<L, S>(
     layer: L,
@@ -99,7 +99,7 @@ where
     move |inner| Arc::new(Layered { inner, service: Arc::clone(&service) })
 }
 
-/// A service of the server inside of a layer.
+/// A service of the server inside a layer.
 pub struct Layered<S> {
     inner: Arc<dyn Dispatch>,
     service: Arc<Mutex<S>>,

@@ -1,4 +1,4 @@
-//! The layers of tower that everybody uses, around servers and calls, over shared memory and tcp.
+//! Common tower layers around servers and calls, over shared memory and TCP.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::future::pending;
@@ -17,7 +17,7 @@ use tower::load_shed::LoadShedLayer;
 use tower::timeout::TimeoutLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 
-/// So long that no test sees its end.
+/// Longer than any test.
 const AGES: Duration = Duration::from_secs(3600);
 
 #[rpc_core::service]
@@ -30,14 +30,14 @@ trait Work {
     async fn wait(&self);
 }
 
-/// Of the same server.
+/// In the same server.
 #[rpc_core::service]
 trait Other {
     async fn echo(&self, text: &str) -> String;
     async fn never(&self);
 }
 
-/// An error of a method's own.
+/// A method's own error.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct Full;
 
@@ -58,7 +58,7 @@ struct State {
     gate: Semaphore0,
 }
 
-/// A semaphore that begins without permits.
+/// A semaphore without initial permits.
 struct Semaphore0(Semaphore);
 
 impl Default for Semaphore0 {
@@ -69,7 +69,7 @@ impl Default for Semaphore0 {
 
 struct Worker(Arc<State>);
 
-/// A handler that runs.
+/// A running handler.
 struct Running<'a>(&'a State);
 
 impl<'a> Running<'a> {
@@ -160,13 +160,13 @@ fn a_server_ends_what_takes_too_long() {
         let (client, state) = start(Server::builder().layer(layer), scheme).await;
         let status = client.never().await.unwrap_err();
         assert_eq!(status.code(), Code::DeadlineExceeded);
-        assert_eq!(status.message(), "the time that a layer gives a call has passed");
+        assert_eq!(status.message(), "the timeout that a layer set for the call has passed");
         state.given_up.0.acquire().await.unwrap().forget();
     });
 }
 
 #[test]
-fn a_server_runs_no_more_at_once_than_a_layer_lets_pass() {
+fn a_layer_limits_concurrent_calls() {
     on_each_scheme(async |scheme| {
         let layer = rpc_tower::layer(ConcurrencyLimitLayer::new(2));
         let (client, state) = start(Server::builder().layer(layer), scheme).await;
@@ -178,9 +178,9 @@ fn a_server_runs_no_more_at_once_than_a_layer_lets_pass() {
     });
 }
 
-/// Whose turn it is may be cancelled while it waits.
+/// The first call in the queue may be cancelled while it waits.
 #[test]
-fn a_call_that_is_cancelled_in_line_holds_up_nobody() {
+fn a_call_cancelled_in_the_queue_blocks_nobody() {
     on_each_scheme(async |scheme| {
         let layer = rpc_tower::layer(GlobalConcurrencyLimitLayer::new(1));
         let (client, state) = start(Server::builder().layer(layer), scheme).await;
@@ -197,7 +197,7 @@ fn a_call_that_is_cancelled_in_line_holds_up_nobody() {
     });
 }
 
-/// Counts those that have to wait for the layers further in.
+/// Counts the calls that wait for the inner layers.
 #[derive(Clone, Default)]
 struct Waiting(Arc<AtomicUsize>);
 
@@ -230,7 +230,7 @@ impl<R, S: Service<R>> Service<R> for WaitingFor<S> {
     }
 }
 
-/// Counts the calls that were cancelled.
+/// Counts cancelled calls.
 #[derive(Clone, Default)]
 struct Cancelled(Arc<AtomicUsize>);
 
@@ -246,9 +246,9 @@ async fn until_not_zero(count: &AtomicUsize) {
     }
 }
 
-/// The permit that it waited for went to the service that it was for, which nobody called any more.
+/// Regression: the permit went to the service of a cancelled call, which was not called any more.
 #[test]
-fn a_call_that_is_cancelled_in_line_holds_up_no_other_service() {
+fn a_cancelled_call_blocks_no_other_service() {
     on_each_scheme(async |scheme| {
         let (waiting, cancelled) = (Waiting::default(), Cancelled::default());
         let layer = (waiting.clone(), GlobalConcurrencyLimitLayer::new(1));
@@ -268,9 +268,10 @@ fn a_call_that_is_cancelled_in_line_holds_up_no_other_service() {
     });
 }
 
-/// The service of the call that was shed had asked for a permit, and got it when nobody called it.
+/// Regression: the service of the shed call had asked for a permit, and got it when it was not
+/// called any more.
 #[test]
-fn a_call_that_is_shed_takes_no_permit_from_another_service() {
+fn a_shed_call_takes_no_permit() {
     on_each_scheme(async |scheme| {
         let layer = (LoadShedLayer::new(), GlobalConcurrencyLimitLayer::new(1));
         let server = Server::builder().layer(rpc_tower::layer(layer));
@@ -286,7 +287,7 @@ fn a_call_that_is_shed_takes_no_permit_from_another_service() {
 }
 
 #[test]
-fn a_limit_holds_over_all_services_of_a_server() {
+fn a_limit_covers_all_services() {
     on_each_scheme(async |scheme| {
         let layers = (LoadShedLayer::new(), RateLimitLayer::new(1, AGES));
         let server = Server::builder().layer(rpc_tower::layer(layers));
@@ -326,7 +327,7 @@ fn calls_have_layers_of_their_own() {
     on_each_scheme(async |scheme| {
         let (client, state) = start(Server::builder(), scheme).await;
         let hurried = ServiceBuilder::new().timeout(Duration::from_millis(20)).service(CallService);
-        // The time may pass before the handler begins.
+        // The timeout may pass before the handler begins.
         while state.begun.load(Ordering::SeqCst) == 0 {
             let ended = hurried.clone().oneshot(client.never().into_owned()).await.unwrap_err();
             assert_eq!(rpc_tower::status(ended).code(), Code::DeadlineExceeded);
@@ -359,7 +360,7 @@ fn calls_have_layers_of_their_own() {
 }
 
 #[test]
-fn what_the_server_says_passes_the_layers_of_a_call() {
+fn a_servers_status_passes_the_layers() {
     on_each_scheme(async |scheme| {
         let (client, _) = start(Server::builder(), scheme).await;
         let patient = ServiceBuilder::new().timeout(AGES).service(CallService);
@@ -398,19 +399,19 @@ impl std::error::Error for Behind {
 }
 
 #[test]
-fn a_status_of_a_call_is_found_behind_other_errors() {
+fn a_status_is_found_inside_other_errors() {
     let behind = Behind(CallError::Status(Status::aborted("no").with_retryable(true)));
     let error = rpc_tower::call_error::<Full>(behind.into());
     let status = error.status().unwrap();
     assert_eq!((status.code(), status.is_retryable()), (Code::Aborted, true));
     let error = rpc_tower::call_error::<Full>(Behind(CallError::User(Full)).into());
-    assert_eq!(error.status().unwrap().message(), "a layer has failed: behind: full");
+    assert_eq!(error.status().unwrap().message(), "a layer failed: behind: full");
 }
 
 #[test]
-fn other_errors_of_layers_are_told_with_their_causes() {
+fn other_layer_errors_include_their_sources() {
     let status = rpc_tower::status("the moon is full".into());
-    assert_eq!(status.to_string(), "unknown error: a layer has failed: the moon is full");
+    assert_eq!(status.to_string(), "unknown error: a layer failed: the moon is full");
     let own = rpc_tower::status(Status::aborted("no").into());
     assert_eq!(own.code(), Code::Aborted);
 }

@@ -1,4 +1,4 @@
-//! Chromium without a window, driven through a pipe in its own protocol (CDP).
+//! Headless Chromium, driven through a pipe in its own protocol (CDP).
 
 use std::env;
 use std::io::{BufRead, BufReader, Write};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::{Value, json};
 
-/// Its names, and the variable that names another.
+/// Names of its executable, and the variable that overrides them.
 const NAMES: [&str; 5] =
     ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome"];
 const VARIABLE: &str = "CHROMIUM";
@@ -21,7 +21,7 @@ pub(crate) struct Browser {
     profile: PathBuf,
     session: Option<String>,
     next: u64,
-    /// What has gone wrong on the page, and which addresses it has asked for.
+    /// Errors on the page, and the addresses that it requested.
     pub(crate) complaints: Vec<String>,
     pub(crate) requests: Vec<String>,
 }
@@ -32,7 +32,7 @@ impl Browser {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("chromium-{}-{count}", std::process::id());
         let profile = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-        // It reads from its descriptor 3 and writes to 4.
+        // Chromium reads from descriptor 3 and writes to 4.
         let mut child = Command::new("sh")
             .args(["-c", "exec \"$0\" \"$@\" 3<&0 4>&1 0</dev/null 1>&2"])
             .arg(program())
@@ -59,7 +59,7 @@ impl Browser {
         it
     }
 
-    /// A command, and its result.
+    /// Runs a command and returns its result.
     pub(crate) fn ask(&mut self, method: &str, params: Value) -> Value {
         self.next += 1;
         let mut command = json!({ "id": self.next, "method": method, "params": params });
@@ -94,7 +94,7 @@ impl Browser {
         }
     }
 
-    /// The value of an expression; a promise is waited for.
+    /// Evaluates an expression; awaits a promise.
     pub(crate) fn value(&mut self, expression: &str) -> Value {
         let params =
             json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });

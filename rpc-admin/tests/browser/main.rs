@@ -1,4 +1,4 @@
-//! The page, as a browser shows it. Needs Chromium: `./.ci/run` installs it and runs these.
+//! The page in a browser. Needs Chromium: `./.ci/run` installs it and runs these tests.
 #![allow(missing_docs, unreachable_pub, reason = "the service here is an example")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -12,7 +12,7 @@ use rpc_core::{Channel, Server, ShutdownHandle, Status};
 use test_kit::Watchdog;
 use tokio::runtime::Runtime;
 
-/// What a peer might say.
+/// Text that a peer might send.
 const HOSTILE: &str = "<img src=x onerror=\"document.title='owned'\">";
 
 #[rpc_core::service]
@@ -72,7 +72,7 @@ impl World {
                     loop {
                         let _ = shop.good(&[7; 20_000]).await;
                         let _ = shop.bad().await;
-                        // A pace that leaves the browser its core; no test waits for this.
+                        // A pace that leaves a core to the browser; no test depends on it.
                         tokio::time::sleep(Duration::from_millis(2)).await;
                     }
                 });
@@ -104,13 +104,13 @@ fn text(id: &str) -> String {
 /// Two points at least, of the first line of the first chart.
 const HAS_LINE: &str =
     "document.querySelector('figure path.data')?.getAttribute('d')?.includes('L')";
-/// The same of all charts. Times are drawn where there were calls.
+/// The points of all charts. Times are drawn only for seconds with calls.
 const HAS_LINES: &str = "[...document.querySelectorAll('figure:not([hidden])')]\
     .every(chart => chart.querySelector('path.data').getAttribute('d')?.includes('L'))";
 
 #[test]
 #[ignore = "needs Chromium: ./.ci/run installs it and runs this"]
-fn the_page_shows_what_a_server_does_and_takes_no_text_for_html() {
+fn the_page_shows_the_server_and_escapes_html() {
     let _watchdog = watchdog();
     let world = World::start("shows", [127, 0, 0, 1], true);
     let mut browser = Browser::start();
@@ -124,14 +124,14 @@ fn the_page_shows_what_a_server_does_and_takes_no_text_for_html() {
     assert_eq!(browser.value("document.title"), "corner shop");
     assert_eq!(browser.value(&text("state")), "live");
     assert_eq!(browser.value("document.getElementById('public').hidden"), true);
-    // Other calls are in flight now and then.
+    // Other calls are sometimes in flight.
     browser.until("[...document.querySelectorAll('#methods tr')].find(it => it.textContent.startsWith('Shop.wait'))?.children[6].textContent === '1'");
     let tiles =
         browser.value("[...document.querySelectorAll('.tile b')].map(it => it.textContent)");
     assert_ne!(tiles[4], "0", "Shop.wait is in flight: {tiles}");
     assert_eq!(tiles[5], "1", "a connection: {tiles}");
     assert_ne!(tiles[0], "0", "calls per second: {tiles}");
-    // A method alone, by the mouse, and all again by the keyboard.
+    // Selects a single method with the mouse, and all again with the keyboard.
     let row = "[...document.querySelectorAll('#methods tr')].find(it => it.textContent.startsWith('Shop.good'))";
     browser.value(&format!("{row}.click()"));
     assert_eq!(
@@ -163,7 +163,7 @@ fn the_page_shows_what_a_server_does_and_takes_no_text_for_html() {
 
 #[test]
 #[ignore = "needs Chromium: ./.ci/run installs it and runs this"]
-fn the_page_can_be_read_narrow_and_wide_light_and_dark_idle_and_busy() {
+fn the_page_is_readable_in_all_layouts_busy() {
     let _watchdog = watchdog();
     let mut grounds = Vec::new();
     for (name, is_busy) in [("idle", false), ("busy", true)] {
@@ -177,7 +177,7 @@ fn the_page_can_be_read_narrow_and_wide_light_and_dark_idle_and_busy() {
                 "document.documentElement.scrollWidth - document.documentElement.clientWidth",
             );
             assert_eq!(wide, 0, "{at}: it must not be scrolled sideways");
-            // W3C asks for 4.5 of texts.
+            // W3C requires a contrast of 4.5 for text.
             let contrast = browser.value(
                 "(() => {
                     const probe = document.body.appendChild(document.createElement('i'));
@@ -203,7 +203,7 @@ fn the_page_can_be_read_narrow_and_wide_light_and_dark_idle_and_busy() {
 
 #[test]
 #[ignore = "needs Chromium: ./.ci/run installs it and runs this"]
-fn the_page_says_that_it_is_public_that_the_server_drains_and_that_nobody_answers() {
+fn the_page_warns_of_address_drain_and_silence() {
     let _watchdog = watchdog();
     let world = World::start("says", [0, 0, 0, 0], true);
     let mut browser = Browser::start();
@@ -212,7 +212,7 @@ fn the_page_says_that_it_is_public_that_the_server_drains_and_that_nobody_answer
     let public = browser.value(&text("public"));
     assert!(public.as_str().unwrap().starts_with("This page listens on 0.0.0.0:"), "{public}");
     assert_eq!(browser.value("document.getElementById('public').hidden"), false);
-    // `wait` keeps the server from its end.
+    // `wait` delays the end of the server.
     world.server.shutdown();
     browser.until(&format!("{} === 'shutting down'", text("state")));
     world.page.abort();

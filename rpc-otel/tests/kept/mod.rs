@@ -1,4 +1,4 @@
-//! Keeps the spans of OpenTelemetry that have ended.
+//! Keeps ended OpenTelemetry spans.
 
 use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{Span, SpanData, SpanProcessor};
 use tokio::sync::Notify;
 
-/// All spans of this process that have ended.
+/// All ended spans of this process.
 static ENDED: LazyLock<(Mutex<Vec<SpanData>>, Notify)> = LazyLock::new(Default::default);
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl SpanProcessor for Keep {
     }
 }
 
-/// The spans of a trace, once there are as many.
+/// Waits until a trace has this many spans, and returns them.
 pub(crate) async fn ended(trace: TraceId, count: usize) -> Vec<SpanData> {
     loop {
         let mut next = std::pin::pin!(ENDED.1.notified());

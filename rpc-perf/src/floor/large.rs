@@ -1,7 +1,7 @@
-//! The floors of large payloads: the same bytes through shared memory, with nothing around them.
+//! The floors of large payloads: the same bytes through shared memory, without a framework.
 //!
-//! Owns the raw passes that every rate is a ratio of: one copy by the sender into a slot that the
-//! receiver looks at; and four slots in turn, copied in by one side and out by the other.
+//! Owns the raw transfers to which every rate is compared: one copy by the sender into a slot that
+//! the receiver reads; and four slots in turn, copied in by one side and out by the other.
 #![allow(unsafe_code, reason = "raw shared memory is what is measured")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use crate::cores::{self, CpuPair};
 use crate::pages::PAGE_BYTES;
 
-/// What both sides share of a slot, ahead of its bytes: passes written and passes read.
+/// The shared head of a slot: the numbers of transfers written and read.
 const HEAD_BYTES: usize = 4096;
 
 #[derive(Clone, Copy)]
@@ -62,7 +62,7 @@ impl Slot {
         unsafe { std::ptr::copy_nonoverlapping(self.bytes(), to.as_mut_ptr(), self.size) };
     }
 
-    /// Copies out to the spare room of `to`, which has enough.
+    /// Copies out to the spare capacity of `to`, which is large enough.
     fn append_to(self, to: &mut Vec<u8>) {
         assert!(to.capacity() - to.len() >= self.size, "the room is too small");
         let room = to.spare_capacity_mut().as_mut_ptr().cast::<u8>();
@@ -86,16 +86,16 @@ impl Slot {
     }
 }
 
-/// Which slots a writer may fill while the reader is still at others.
+/// The slots that a writer may fill while the reader is still reading others.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ahead {
-    /// Each that has been read.
+    /// Each slot that has been read.
     Any,
-    /// Those of one turn: the next one begins when all of them have been read.
+    /// All slots of a round: the next round begins when all of them have been read.
     Turn,
 }
 
-/// Bytes per second of `slots` slots of `size` bytes, read by `read` on the other core.
+/// Bytes per second through `slots` slots of `size` bytes, read by `read` on the other core.
 #[allow(clippy::cast_precision_loss, reason = "bytes of a run are far below 2^52")]
 fn rate(
     cpus: CpuPair,
@@ -172,7 +172,7 @@ fn rate(
     Ok(rate)
 }
 
-/// One slot: the sender copies in, the receiver looks at each page.
+/// One slot: the sender copies in, the receiver reads a byte of each page.
 ///
 /// # Errors
 /// When memory or a thread cannot be had.
@@ -191,9 +191,9 @@ pub fn two_copies(cpus: CpuPair, size: usize, duration: Duration) -> Result<f64>
     rate(cpus, size, (4, Ahead::Any), duration, move |slot| slot.copy_out(&mut to))
 }
 
-/// One payload at a time: the receiver copies out what the sender has copied in, while the sender
-/// waits. In `parts` parts of equal size, each copied out as soon as it is in: what can be gained by
-/// having the two copies of a payload overlap.
+/// One payload at a time: the sender copies in, then waits while the receiver copies out. With
+/// `parts` parts of equal size, each is copied out as soon as it is in: this shows the gain of
+/// overlapping the two copies.
 ///
 /// # Errors
 /// When memory or a thread cannot be had.
@@ -206,8 +206,8 @@ pub fn one_at_a_time(cpus: CpuPair, size: usize, parts: usize, duration: Duratio
     })
 }
 
-/// Like [`two_copies`], but the receiver copies out to memory that it has just asked for, and gives it back,
-/// as whoever takes a `Vec` does: what is beyond [`two_copies`] is the price of fresh memory.
+/// Like [`two_copies`], but the receiver allocates the memory for each copy and frees it, like code
+/// that takes a `Vec`: the difference to [`two_copies`] is the cost of fresh memory.
 ///
 /// # Errors
 /// When memory or a thread cannot be had.

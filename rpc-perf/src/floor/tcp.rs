@@ -1,6 +1,6 @@
 //! The floor of payloads over TCP: a plain stream between two processes.
 //!
-//! Owns both ends of it. Both sockets block, each side has a warm buffer of one payload.
+//! Owns both ends. Both sockets are blocking, each side has a warm buffer of one payload.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-/// Reads whatever comes, connection after connection, until the process is killed, and says at the
-/// end of each how much it was; prints `READY <address>`.
+/// Reads everything from one connection after another until the process is killed, and sends the
+/// byte count at the end of each; prints `READY <address>`.
 ///
 /// # Errors
-/// When a socket fails.
+/// A socket fails.
 pub fn serve() -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     println!("READY {}", listener.local_addr()?);
@@ -21,10 +21,10 @@ pub fn serve() -> Result<()> {
     }
 }
 
-/// Reads whatever one connection brings, and says at its end how much it was.
+/// Reads everything from one connection, and sends the byte count at its end.
 ///
 /// # Errors
-/// When a socket fails.
+/// A socket fails.
 pub fn count(listener: &TcpListener) -> Result<()> {
     let mut buffer = vec![0; 1 << 20];
     let (mut stream, _) = listener.accept()?;
@@ -39,10 +39,10 @@ pub fn count(listener: &TcpListener) -> Result<()> {
     Ok(())
 }
 
-/// Bytes per second of writes of `size` bytes, one after the other, until the peer has read them.
+/// Bytes per second of consecutive writes of `size` bytes, until the peer has read them.
 ///
 /// # Errors
-/// When the stream fails.
+/// The stream fails.
 #[allow(clippy::cast_precision_loss, reason = "bytes of a run are far below 2^52")]
 pub fn stream(address: &str, size: usize, duration: Duration) -> Result<f64> {
     let mut stream = TcpStream::connect(address)?;
@@ -58,7 +58,7 @@ pub fn stream(address: &str, size: usize, duration: Duration) -> Result<f64> {
     let mut read = [0; 8];
     stream.read_exact(&mut read)?;
     let elapsed = start.elapsed();
-    ensure!(u64::from_le_bytes(read) == total, "the peer has read something else");
+    ensure!(u64::from_le_bytes(read) == total, "the peer read different data");
     Ok(total as f64 / elapsed.as_secs_f64())
 }
 
@@ -73,7 +73,7 @@ impl Both {
     /// A stream through the loopback device.
     ///
     /// # Errors
-    /// When a socket cannot be had.
+    /// A socket is not available.
     pub fn new() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let sender = TcpStream::connect(listener.local_addr()?)?;
@@ -85,10 +85,10 @@ impl Both {
         Ok(Self { sender, receiver })
     }
 
-    /// Passes as many bytes as both have, by turns.
+    /// Transfers as many bytes as both buffers have, in turns.
     ///
     /// # Errors
-    /// When the stream fails.
+    /// The stream fails.
     pub fn pass(&mut self, mut from: &[u8], to: &mut [u8]) -> Result<()> {
         let mut read = 0;
         while read < to.len() {

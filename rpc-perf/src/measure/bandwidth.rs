@@ -1,5 +1,5 @@
-//! Payloads: how many bytes a second, beside the same bytes without the framework; and what they do to
-//! small calls.
+//! Payloads: bytes per second, compared with the same bytes without the framework; and their effect
+//! on small calls.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -19,18 +19,18 @@ use super::{Target, quarter};
 use crate::report::{Bandwidth, Beside, Latency, Raw, RawKind};
 use crate::service::{FILL, PerfClient, look_at, registered, sum_of};
 
-/// Payloads of one kind under way at once.
+/// Number of payloads of one kind in flight.
 const IN_FLIGHT: u32 = 4;
-/// What small calls are measured beside.
+/// The payloads of the measurement of small calls beside payloads.
 const BESIDE_BYTES: usize = 1 << 20;
 
-/// Sizes up to a limit: 64 B, then four times as much until 64 MiB; and the limit itself.
+/// Sizes up to a limit: from 64 B in steps of four times to 64 MiB, and the limit itself.
 pub(super) fn sizes(limit: usize) -> impl Iterator<Item = usize> {
     let powers = (3..=13).map(|power| 1_usize << (2 * power));
     powers.filter(move |size| *size < limit).chain([limit])
 }
 
-/// What to compare an address with, if it is on this machine.
+/// The raw limit for an address, if it is on this machine.
 pub(super) fn raw_kind(address: &Address) -> Option<RawKind> {
     match address {
         Address::Tcp(to) => {
@@ -45,7 +45,7 @@ pub(super) fn raw_kind(address: &Address) -> Option<RawKind> {
     }
 }
 
-/// Bytes per second of payloads of one size, all ways.
+/// Bytes per second of payloads of one size, in all variants.
 pub(super) async fn measure(
     target: &Target,
     client: &PerfClient,
@@ -75,7 +75,7 @@ pub(super) async fn measure(
     let bulk_up = bulk_up.await?;
     let bulk_down = rate(size, duration, move || {
         let client = down.clone();
-        async move { Ok(look_at(&client.get_bulk(len).await?)) }
+        async move { Ok(look_at(&client.get_bulk(len).await?)?) }
     });
     let bulk_down = bulk_down.await?;
     let raw = match (raw, target.cpus) {
@@ -88,21 +88,22 @@ pub(super) async fn measure(
     Ok(Bandwidth { size: len, in_flight: IN_FLIGHT, bytes_up, bytes_down, bulk_up, bulk_down, raw })
 }
 
-/// Bytes per second of tasks that call one after the other.
+/// Bytes per second of tasks that each make one call at a time.
 #[allow(clippy::cast_precision_loss, reason = "bytes of a run are far below 2^52")]
 async fn rate<F, Fut>(size: usize, duration: Duration, call: F) -> Result<f64>
 where
     F: Fn() -> Fut + Clone + Send + 'static,
     Fut: Future<Output = Result<u64, Status>> + Send,
 {
-    // Each task has had one before the clock starts: memory is there, and its pages.
+    // Each task has made a call before the clock starts, so that memory is allocated and its pages
+    // are mapped.
     round(size, &call, |calls| calls < 1).await?;
     let start = Instant::now();
     let calls = round(size, &call, move |calls| calls < 1 || start.elapsed() < duration).await?;
     Ok((calls * size as u64) as f64 / start.elapsed().as_secs_f64())
 }
 
-/// Calls of all tasks, each as long as it shall go on after so many.
+/// The calls of all tasks, each of which continues while `go_on` returns true.
 async fn round<F, Fut, G>(size: usize, call: &F, go_on: G) -> Result<u64>
 where
     F: Fn() -> Fut + Clone + Send + 'static,
@@ -115,7 +116,7 @@ where
         tasks.push(tokio::spawn(async move {
             let mut calls = 0_u64;
             while go_on(calls) {
-                ensure!(call().await? == sum_of(size), "a payload of {size} bytes is another one");
+                ensure!(call().await? == sum_of(size), "a payload of {size} bytes arrived changed");
                 calls += 1;
             }
             Ok(calls)
@@ -151,7 +152,7 @@ fn raw_rate(kind: RawKind, cpus: CpuPair, size: usize, duration: Duration) -> Re
     }
 }
 
-/// Lone small calls on a connection that carries large payloads up as well.
+/// Small calls, one at a time, on a connection that also carries large payloads up.
 #[allow(clippy::cast_precision_loss, reason = "bytes of a run are far below 2^52")]
 pub(super) async fn beside(target: &Target, client: &PerfClient) -> Result<Beside> {
     let size = BESIDE_BYTES.min(target.options.max_size);

@@ -1,4 +1,4 @@
-//! Connections: what an idle one holds, and how fast they are made.
+//! Connections: the memory of an idle one, and the rate of new ones.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::service::PerfClient;
 pub(super) async fn idle(target: &Target, client: &PerfClient) -> Result<Idle> {
     let data = target.data();
     let connections = target.options.connections;
-    // The first one brings what all of them share.
+    // The first one allocates everything that they share.
     let first = target.connect().await?;
     first.echo(&data).await?;
     let before = target.usages(client).await?;
@@ -36,7 +36,7 @@ pub(super) async fn idle(target: &Target, client: &PerfClient) -> Result<Idle> {
     Ok(Idle { connections, client_bytes, server_bytes, both_bytes })
 }
 
-/// Connections one after the other, each until its first reply.
+/// Consecutive connections, each until its first reply.
 #[allow(clippy::cast_precision_loss, reason = "connections of a run are few")]
 pub(super) async fn connect(target: &Target) -> Result<Connect> {
     let data = target.data();

@@ -1,4 +1,4 @@
-//! Small calls: one after the other, at fixed times, and many at once.
+//! Small calls: one at a time, at a fixed rate, and many in flight.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,17 +12,17 @@ use super::Target;
 use crate::report::{Latency, OpenLoop, Rate};
 use crate::service::PerfClient;
 
-/// Calls before those that count, at most; and the share of the time that they may take.
+/// Maximum number of warm-up calls, and the share of the time that they may take.
 const WARM_UP_CALLS: u32 = 2_000;
 const WARM_UP_SHARE: u32 = 5;
-/// Calls of an open loop that wait for their answers; more are sent later, and count from when they
-/// were due.
+/// Maximum number of unanswered calls of an open loop; further ones are sent later, and timed from
+/// when they were due.
 const MAX_WAITING: usize = 4_096;
-/// An open loop that lags behind goes on for so many times its duration, and this long at least,
-/// before it gives up.
+/// An open loop that lags behind continues for this multiple of its duration, and at least this
+/// long, before it gives up.
 const PATIENCE: u32 = 3;
 const LEAST_PATIENCE: Duration = Duration::from_secs(1);
-/// A timer of the runtime is about so late.
+/// Approximate delay of the runtime's timers.
 const TIMER_LAG: Duration = Duration::from_millis(2);
 
 fn nanos(time: Duration) -> u64 {
@@ -46,7 +46,7 @@ async fn warm_up(client: &PerfClient, data: &[u8], duration: Duration) -> Result
     Ok(())
 }
 
-/// Calls one after the other, each timed.
+/// Calls one at a time, each timed.
 pub(super) async fn timed(
     client: PerfClient,
     data: Arc<[u8]>,
@@ -66,13 +66,13 @@ pub(super) async fn timed(
     }
 }
 
-/// Latency of lone calls.
+/// Latency of one call at a time.
 pub(super) async fn closed_loop(target: &Target, client: &PerfClient) -> Result<Latency> {
     let calls = timed(client.clone(), target.data(), target.options.duration);
     Ok(Latency::of(&tokio::spawn(calls).await??, 0))
 }
 
-/// Latency of calls at fixed times.
+/// Latency of calls at a fixed rate.
 pub(super) async fn open_loop(target: &Target, client: &PerfClient, rate: u64) -> Result<OpenLoop> {
     let (data, duration) = (target.data(), target.options.duration);
     warm_up(client, &data, duration).await?;
@@ -80,8 +80,9 @@ pub(super) async fn open_loop(target: &Target, client: &PerfClient, rate: u64) -
     tokio::spawn(scheduled(client.clone(), data, rate, duration, patience)).await?
 }
 
-/// Sends each call when it is due, whether or not those before it have been answered. What cannot be
-/// sent in time is sent as soon as possible, and its wait counts: no omission is coordinated.
+/// Sends each call when it is due, whether or not earlier ones have been answered. A call that
+/// cannot be sent in time is sent as soon as possible, and its wait counts: no coordinated
+/// omission.
 #[allow(clippy::cast_precision_loss, reason = "calls of a run are far below 2^52")]
 async fn scheduled(
     client: PerfClient,
@@ -124,7 +125,7 @@ async fn scheduled(
         }
     }
     let answered = histogram.len();
-    // The last call had its turn before the time was up: so the rate is never above what was asked for.
+    // The last call was due before the end, so the rate never exceeds the requested one.
     let elapsed = (last - start).max(duration).max(Duration::from_nanos(1));
     Ok(OpenLoop {
         rate,
@@ -134,7 +135,7 @@ async fn scheduled(
     })
 }
 
-/// Waits until a moment, and lets others run meanwhile: by a timer while it is far off, then by
+/// Waits until a moment and lets other tasks run: with a timer while it is far off, then by
 /// yielding.
 async fn until(moment: Instant) {
     loop {
@@ -150,7 +151,7 @@ async fn until(moment: Instant) {
     }
 }
 
-/// Calls per second of so many tasks, and what each costs both ends.
+/// Calls per second of the given number of tasks, and their CPU cost at both ends.
 #[allow(clippy::cast_precision_loss, reason = "calls of a run are far below 2^52")]
 pub(super) async fn rate(target: &Target, client: &PerfClient, in_flight: u32) -> Result<Rate> {
     let (data, duration) = (target.data(), target.options.duration);
@@ -163,7 +164,7 @@ pub(super) async fn rate(target: &Target, client: &PerfClient, in_flight: u32) -
         tasks.push(tokio::spawn(async move {
             let mut calls = 0_u64;
             while calls == 0 || start.elapsed() < duration {
-                // A look at the clock for each call would be a part of what is measured.
+                // Reading the clock for each call would distort the measurement.
                 for _ in 0..8 {
                     call(&client, &data).await?;
                     calls += 1;
@@ -187,7 +188,7 @@ pub(super) async fn rate(target: &Target, client: &PerfClient, in_flight: u32) -
     })
 }
 
-/// Calls until they are told to stop; gives how many there were.
+/// Calls until stopped; returns the number of calls.
 pub(super) async fn repeat<F, Fut>(stop: Arc<std::sync::atomic::AtomicBool>, call: F) -> Result<u64>
 where
     F: Fn() -> Fut,
@@ -217,7 +218,7 @@ mod tests {
     /// Longer than any test runs.
     const FOREVER: Duration = Duration::from_secs(10_000);
 
-    /// Answers nobody before so many have called.
+    /// Replies only when the given number of calls have arrived.
     struct Crowd {
         wanted: u64,
         called: AtomicU64,
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_open_loop_goes_on_while_calls_have_no_answer() {
+    async fn an_open_loop_continues_without_answers() {
         let _watchdog = Watchdog::start("open loop");
         let data = vec![1; 64].into();
         let duration = Duration::from_millis(100);
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_open_loop_that_lags_counts_what_was_due() {
+    async fn a_lagging_open_loop_counts_due_calls() {
         let _watchdog = Watchdog::start("open loop that lags");
         let data = vec![1; 64].into();
         let (calls, duration) = (MAX_WAITING as u64 + 100, Duration::from_millis(1));
