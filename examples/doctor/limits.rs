@@ -1,18 +1,18 @@
-//! The limits of this process that connections meet.
+//! The limits of this process that connections may reach.
 
 use std::io::{self, Write};
 
 use examples::units::{bytes, count};
 use rustix::process::{Resource, Rlimit, getrlimit};
 
-/// Prints them, with what each is for.
+/// Prints them, each with its purpose.
 pub(crate) fn print(out: &mut impl Write) -> io::Result<()> {
     let files = shown(getrlimit(Resource::Nofile), count);
-    writeln!(out, "  open files: {files}; a connection takes a few; raise by `ulimit -n`")?;
+    writeln!(out, "  open files: {files}; each connection needs a few; raise with `ulimit -n`")?;
     let locked = shown(getrlimit(Resource::Memlock), bytes);
     writeln!(
         out,
-        "  locked memory: {locked} (root: any amount); RDMA locks its buffers; raise by `ulimit -l`"
+        "  locked memory: {locked} (root: no limit); RDMA locks its buffers; raise with `ulimit -l`"
     )
 }
 
@@ -20,8 +20,8 @@ fn shown(limit: Rlimit, number: impl Fn(u64) -> String) -> String {
     let Some(current) = limit.current else { return "no limit".to_owned() };
     match limit.maximum {
         Some(maximum) if maximum == current => number(current),
-        Some(maximum) => format!("{}, at most {}", number(current), number(maximum)),
-        None => format!("{}, as many as wanted", number(current)),
+        Some(maximum) => format!("{}, can be raised to {}", number(current), number(maximum)),
+        None => format!("{}, can be raised to any value", number(current)),
     }
 }
 
@@ -30,12 +30,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_shown_with_how_far_they_can_be_raised() {
+    fn limits_are_shown_with_their_hard_limits() {
         let limit = |current, maximum| shown(Rlimit { current, maximum }, count);
         assert_eq!(limit(None, None), "no limit");
         assert_eq!(limit(Some(1024), Some(1024)), "1,024");
-        assert_eq!(limit(Some(1024), Some(4096)), "1,024, at most 4,096");
-        assert_eq!(limit(Some(1024), None), "1,024, as many as wanted");
+        assert_eq!(limit(Some(1024), Some(4096)), "1,024, can be raised to 4,096");
+        assert_eq!(limit(Some(1024), None), "1,024, can be raised to any value");
         let mut text = Vec::new();
         print(&mut text).unwrap();
         let text = String::from_utf8(text).unwrap();

@@ -1,8 +1,9 @@
-//! `cargo run --example doctor`: which ways to call this machine has, and what the others lack.
+//! `cargo run --example doctor`: the transports that work on this machine, and what the others
+//! lack.
 //!
-//! `trial.rs` makes a call over each scheme, `rdma.rs` says what there is for RDMA, `limits.rs` which
-//! limits count, and `need.rs` how much locked memory a configuration needs. Nothing on the machine is
-//! changed.
+//! `trial.rs` makes a call over each scheme, `rdma.rs` shows the RDMA devices, `limits.rs` the
+//! relevant limits, and `need.rs` how much locked memory a configuration needs. Nothing on the
+//! machine is changed.
 
 mod limits;
 mod need;
@@ -38,7 +39,7 @@ async fn main() -> ExitCode {
         trials.push(Trial::of(scheme).await);
     }
     match print(&trials, &options.wanted, &config, &mut io::stdout().lock()) {
-        // Whoever reads has seen enough (`doctor | head`).
+        // The reader has seen enough (`doctor | head`).
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         Err(error) => {
             eprintln!("error: {error}");
@@ -56,7 +57,7 @@ fn print(
     config: &LinkConfig,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    writeln!(out, "schemes: one call of this process to itself")?;
+    writeln!(out, "schemes: a call from this process to itself")?;
     for trial in trials {
         writeln!(out, "  {trial}")?;
     }

@@ -1,5 +1,5 @@
 //! How much locked memory connections of a configuration need on a NIC, against the limit of this
-//! process. The library reckons; this prints.
+//! process. The library computes the need; this prints it.
 
 use std::io::{self, Write};
 
@@ -12,7 +12,7 @@ use rpc_transport::engine::locked_need::{
 use rpc_transport::protocol::arena::ArenaConfig;
 use rpc_transport::protocol::config::{ConfigError, LinkConfig};
 
-/// The configuration to reckon with. Settings have the names of the builders' methods.
+/// The configuration to compute with. Settings have the names of the builders' methods.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Locked memory of a configuration")]
 pub(crate) struct Wanted {
@@ -25,9 +25,6 @@ pub(crate) struct Wanted {
     /// LinkConfig::data_credits [default: the library's]
     #[arg(long, value_name = "COUNT")]
     data_credits: Option<u16>,
-    /// LinkConfig::first_data_credits [default: the library's]
-    #[arg(long, value_name = "COUNT")]
-    first_data_credits: Option<u16>,
     /// LinkConfig::shared_receive_queue, where a device has such
     #[arg(long)]
     shared_receive_queue: bool,
@@ -55,9 +52,6 @@ impl Wanted {
         if let Some(credits) = self.data_credits {
             config = config.data_credits(credits);
         }
-        if let Some(credits) = self.first_data_credits {
-            config = config.first_data_credits(credits);
-        }
         config = config.shared_receive_queue(self.shared_receive_queue);
         if let Some(slots) = self.send_queue_slots {
             config = config.send_queue_slots(slots);
@@ -76,18 +70,18 @@ impl Wanted {
     }
 }
 
-/// A device to reckon for.
+/// A device to compute for.
 pub(crate) struct Nic {
     pub(crate) name: String,
     pub(crate) limits: QueueLimits,
 }
 
-/// Any that has room.
+/// A device without limits.
 pub(crate) fn any_nic() -> Nic {
     Nic { name: "a NIC".to_owned(), limits: QueueLimits::UNLIMITED }
 }
 
-/// Prints the need on each of these devices, and how to raise a limit that is lower.
+/// Prints the need on each of these devices, and how to raise a limit that is too low.
 pub(crate) fn print(
     wanted: &Wanted,
     config: &LinkConfig,
@@ -109,8 +103,8 @@ pub(crate) fn print(
         most_needed = most_needed.max(need);
         write!(
             out,
-            "  a server with {} {noun} on {name}: {} ({} registered, the rest queues, which some \
-             devices do not count)",
+            "  a server with {} {noun} on {name}: {} ({} registered; the rest is for queues, which \
+             some devices do not count)",
             count(number),
             bytes(need),
             bytes(registered_bytes(config) * number),
@@ -124,23 +118,23 @@ pub(crate) fn print(
             }
         }
     }
-    writeln!(out, "  and where all are busy, for their windows: up to {} more", bytes(busy))?;
+    writeln!(out, "  if all are busy, for their receive windows: up to {} more", bytes(busy))?;
     writeln!(
         out,
-        "  and while large payloads arrive, for arenas: up to {} more; with less they are slower",
+        "  while large payloads arrive, for arenas: up to {} more; with less they are slower",
         bytes(arena_bytes(config) * number)
     )?;
-    writeln!(out, "  a channel: {} for each of its connections", bytes(channel_bytes(config)))?;
+    writeln!(out, "  a channel: {} per connection", bytes(channel_bytes(config)))?;
     match limit {
         None => {
-            writeln!(out, "  the limit: none for this process; for one that has a limit, write")?
+            writeln!(out, "  the limit: none for this process; for a process with a limit, set")?
         }
         Some(limit) if limit >= most_needed + busy => {
-            return writeln!(out, "  the limit: {}, which is enough without arenas", bytes(limit));
+            return writeln!(out, "  the limit: {}, enough without arenas", bytes(limit));
         }
         Some(limit) => {
-            let when = if limit < most_needed { "" } else { " where all are busy" };
-            writeln!(out, "  the limit: {}, which is too low{when}; write", bytes(limit))?;
+            let when = if limit < most_needed { "" } else { " if all are busy" };
+            writeln!(out, "  the limit: {}, too low{when}; set", bytes(limit))?;
         }
     }
     for (place, line) in memlock::lines(most_needed + busy) {
@@ -191,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_is_too_low_is_said_with_the_lines_that_raise_it_to_what_is_needed() {
+    fn too_low_limit_shows_lines_that_raise_it() {
         let text = printed("doctor --connections 100", &[any_nic()], Some(8 << 20));
         let config = LinkConfig::default();
         let need = server_bytes(&config, 100, 1, QueueLimits::UNLIMITED);
@@ -199,11 +193,11 @@ mod tests {
         for part in [
             format!("100 connections on a NIC: {} (", bytes(need)),
             format!("; the limit allows {most}\n"),
-            "the limit: 8.0 MiB, which is too low; write\n".to_owned(),
+            "the limit: 8.0 MiB, too low; set\n".to_owned(),
         ] {
             assert!(text.contains(&part), "{part} is missing in:\n{text}");
         }
-        // Those of the library, for the idle and the busy together.
+        // The library's lines, for idle and busy connections together.
         for (place, line) in
             memlock::lines(need + 100 * growth_bytes(&config, QueueLimits::UNLIMITED))
         {
@@ -213,29 +207,28 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_between_idle_and_busy_says_so_and_a_high_one_advises_nothing() {
+    fn limit_between_idle_and_busy_is_reported() {
         let config = LinkConfig::default();
         let idle = server_bytes(&config, 1, 1, QueueLimits::UNLIMITED);
         let between = printed("doctor", &[any_nic()], Some(idle));
-        assert!(between.contains("which is too low where all are busy"), "{between}");
+        assert!(between.contains("too low if all are busy"), "{between}");
         let enough = printed(
             "doctor",
             &[any_nic()],
             Some(idle + growth_bytes(&config, QueueLimits::UNLIMITED)),
         );
         assert!(!enough.contains("too low") && !enough.contains("memlock"), "{enough}");
-        // Who asks as root writes the line for another.
+        // A user who runs it as root writes the line for another user.
         let root = printed("doctor", &[any_nic()], None);
         assert!(root.contains("none for this process") && root.contains("LimitMEMLOCK="), "{root}");
     }
 
     #[test]
-    fn the_settings_count_and_those_out_of_range_are_errors() {
-        let line = "doctor --connections 50 --shards 2 --data-credits 8 --first-data-credits 2 --shared-receive-queue --send-queue-slots 20 \
+    fn settings_apply_and_invalid_ones_fail() {
+        let line = "doctor --connections 50 --shards 2 --data-credits 8 --shared-receive-queue --send-queue-slots 20 \
                     --receive-buffer-bytes 4096 --max-chunks 10 --log2-chunk 20";
         let config = LinkConfig::default()
             .data_credits(8)
-            .first_data_credits(2)
             .shared_receive_queue(true)
             .send_queue_slots(20)
             .receive_buffer_bytes(4096)

@@ -4,10 +4,10 @@ use clap::{Parser, ValueEnum};
 
 use super::need::Wanted;
 
-/// Says which ways to call this machine has, what the others lack, and what to do about it.
+/// Checks which transports work on this machine, and how to fix the others.
 ///
-/// Makes a call over each scheme, and shows RDMA devices with their ports, addresses and MTU, and
-/// the limits that count, and says how much locked memory a configuration needs on a NIC.
+/// Makes a call over each scheme; shows the RDMA devices with their ports, addresses and MTU, the
+/// relevant limits of this process, and the locked memory that a configuration needs on a NIC.
 #[derive(Debug, Parser)]
 #[command(
     name = "doctor",
@@ -17,13 +17,13 @@ use super::need::Wanted;
   doctor rdma       only rdma://; the exit status says whether it works
   doctor shm tcp
   doctor --connections 500 --receive-buffer-bytes 4096
-                    also how much locked memory 500 such connections need on a NIC
+                    also the locked memory that 500 such connections need on a NIC
 
-Exit status: 0; 1 if a scheme that was named does not work; 2 for a mistyped command line.
+Exit status: 0; 1 if a scheme named on the command line does not work; 2 for invalid usage.
 RDMA needs a build with `--features verbs`."
 )]
 pub(crate) struct Options {
-    /// Schemes to try and to insist on [default: try all, insist on none]
+    /// Schemes that have to work [default: try all, require none]
     #[arg(value_enum, value_name = "SCHEME")]
     named: Vec<Scheme>,
     #[command(flatten)]
@@ -52,10 +52,10 @@ impl Scheme {
     }
 }
 
-/// What the command line asks for.
+/// The request of the command line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Schemes {
-    /// Which to try.
+    /// The schemes to try.
     pub(crate) tried: Vec<Scheme>,
     /// Whether they have to work.
     pub(crate) needed: bool,

@@ -1,5 +1,5 @@
-//! What this machine has for RDMA: by the preflight of the `verbs` feature, or, in a build without
-//! it, by what the kernel shows to everybody.
+//! The RDMA devices of this machine: by the preflight of the `verbs` feature, or, in a build
+//! without it, by what the kernel shows to every user.
 
 use std::io::{self, Write};
 
@@ -10,12 +10,12 @@ pub(crate) use self::with_verbs::{listen_address, print};
 #[cfg(not(feature = "verbs"))]
 pub(crate) use self::without_verbs::{listen_address, print};
 
-/// Where rdma:// can be watched on a machine without a device.
+/// Where to try rdma:// on a machine without a device.
 fn point_to_the_lab(out: &mut impl Write) -> io::Result<()> {
     writeln!(
         out,
-        "  without a device, `tests/lab/lab run -c 'rdma link'` of this repository boots a small guest \
-         in which the kernel's own Soft-RoCE device runs (tests/lab/README.md)"
+        "  to try RDMA without a device, `tests/lab/lab run -c 'rdma link'` in this repository \
+         boots a small virtual machine with the kernel's Soft-RoCE device (tests/lab/README.md)"
     )
 }
 
@@ -25,7 +25,8 @@ mod with_verbs {
 
     use super::{Nic, Write, any_nic, io};
 
-    /// Where a peer would reach this machine. Without such an address, listening says why.
+    /// The address at which a peer would reach this machine. Without such an address, listening
+    /// reports the reason.
     pub(crate) fn listen_address() -> String {
         match preflight().addresses().first() {
             Some(std::net::IpAddr::V6(address)) => format!("rdma://[{address}]:0"),
@@ -34,7 +35,7 @@ mod with_verbs {
         }
     }
 
-    /// Prints devices, ports and addresses, and what is wrong. Gives the devices to reckon for.
+    /// Prints devices, ports, addresses, and problems. Returns the devices to compute for.
     pub(crate) fn print(out: &mut impl Write) -> io::Result<Vec<Nic>> {
         let report = preflight();
         for line in report.to_string().lines() {
@@ -56,12 +57,13 @@ mod without_verbs {
 
     use super::{Nic, Write, any_nic, io};
 
-    /// Any will do: listening says what is missing.
+    /// Any address: listening reports what is missing.
     pub(crate) fn listen_address() -> String {
         "rdma://0.0.0.0:0".to_owned()
     }
 
-    /// Prints what the kernel knows, and how to build for it. Nothing is known of the devices.
+    /// Prints the kernel's devices, and how to build with the feature. Nothing else is known about
+    /// the devices.
     pub(crate) fn print(out: &mut impl Write) -> io::Result<Vec<Nic>> {
         print_from(Path::new("/sys/class/infiniband"), out).map(|()| vec![any_nic()])
     }
@@ -72,15 +74,15 @@ mod without_verbs {
         let mut names: Vec<String> = names.collect();
         names.sort();
         if names.is_empty() {
-            writeln!(out, "  the kernel knows no RDMA device")?;
+            writeln!(out, "  the kernel has no RDMA device")?;
             super::point_to_the_lab(out)?;
         } else {
             writeln!(out, "  the kernel has RDMA devices: {}", names.join(", "))?;
         }
         writeln!(
             out,
-            "  this program was built without the `verbs` feature, so it cannot use any; to build \
-             it with:"
+            "  this program was built without the `verbs` feature and cannot use them; to build it \
+             with the feature:"
         )?;
         let missing = missing_packages(Path::new(INSTALLED));
         if !missing.is_empty() {
@@ -89,12 +91,13 @@ mod without_verbs {
         writeln!(out, "    cargo run --features verbs --example doctor")
     }
 
-    /// What a build needs, by Debian's names.
+    /// The packages for a build, by Debian's names.
     const PACKAGES: [&str; 4] = ["libibverbs-dev", "librdmacm-dev", "libclang-dev", "pkg-config"];
-    /// Where Debian lists the files of installed packages: `name.list`, or `name:architecture.list`.
+    /// Where Debian lists the files of installed packages: `name.list`, or
+    /// `name:architecture.list`.
     const INSTALLED: &str = "/var/lib/dpkg/info";
 
-    /// The packages that are not installed, as far as can be seen.
+    /// The packages that are not installed, as far as this can be determined.
     fn missing_packages(installed: &Path) -> Vec<&'static str> {
         let entries = installed.read_dir().into_iter().flatten().flatten();
         let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -119,7 +122,7 @@ mod without_verbs {
         #[test]
         fn devices_of_the_kernel_are_named() {
             let text = printed("/nonexistent-directory");
-            assert!(text.contains("knows no RDMA device"), "{text}");
+            assert!(text.contains("the kernel has no RDMA device"), "{text}");
             assert!(text.contains("tests/lab"), "{text}");
             // Any directory with known entries.
             let text = printed("/proc/self/net");

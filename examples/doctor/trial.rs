@@ -1,4 +1,4 @@
-//! A trial of one scheme: a server of this process, called by this process.
+//! A trial of one scheme: a server in this process, called by this process.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use rpc_core::{Channel, PollMode, Server};
 use super::options::Scheme;
 use super::rdma;
 
-/// Longest time for one trial. Met only where something on this machine is broken.
+/// Longest time for one trial. Reached only if something on this machine is broken.
 const LIMIT: Duration = Duration::from_secs(20);
 
 #[rpc_core::service]
 trait Pulse {
-    /// Gives the number back.
+    /// Returns the number.
     async fn beat(&self, number: u64) -> u64;
 }
 
@@ -26,11 +26,11 @@ impl Pulse for Heart {
     }
 }
 
-/// What came of a scheme.
+/// The result of a scheme.
 #[derive(Debug)]
 pub(crate) struct Trial {
     scheme: Scheme,
-    /// The way that the call took, or why there was none.
+    /// The path that the call took, or the reason why there was none.
     outcome: Result<String, String>,
 }
 
@@ -69,7 +69,7 @@ fn listen_address(scheme: Scheme) -> String {
     }
 }
 
-/// Serves, connects and calls; gives the way that the call took.
+/// Serves, connects and calls; returns the path that the call took.
 async fn call(listen: &str) -> Result<String, String> {
     let builder = Server::builder().add_service(PulseServer::new(Heart));
     let server = builder.poll_mode(PollMode::Event).bind(listen).await;
@@ -87,7 +87,7 @@ async fn call_at(address: &str) -> Result<String, String> {
     let pulse = PulseClient::new(channel);
     match pulse.beat(42).await {
         Ok(42) => Ok(path(pulse.channel())),
-        Ok(other) => Err(format!("the answer was {other}, not 42")),
+        Ok(other) => Err(format!("the reply was {other} instead of 42")),
         Err(status) => Err(status.to_string()),
     }
 }

@@ -19,7 +19,7 @@ pub(crate) enum EchoError {
     #[error("a call failed: {0}")]
     Call(#[from] Status),
     /// A reply is not what was sent.
-    #[error("a reply of {got} bytes is not the {sent} bytes that were sent")]
+    #[error("the reply has {got} bytes, but {sent} bytes were sent")]
     WrongReply {
         /// Bytes of the argument.
         sent: usize,
@@ -27,16 +27,16 @@ pub(crate) enum EchoError {
         got: usize,
     },
     /// The server's process ended before it was ready. It has said why on stderr.
-    #[error("the server process could not start ({0})")]
+    #[error("cannot start the server process ({0})")]
     NotStarted(ExitStatus),
-    /// The server's process said nothing.
+    /// The server's process printed nothing.
     #[error("the server process was not ready within {0:?}")]
     StartTimeout(Duration),
     /// The server's process ended while it was called.
-    #[error("the server process ended in the middle of the run ({0})")]
+    #[error("the server process ended during the run ({0})")]
     ServerEnded(ExitStatus),
     /// A task panicked.
-    #[error("a task of this program failed: {0}")]
+    #[error("a task failed: {0}")]
     Task(#[from] tokio::task::JoinError),
     /// Ctrl-C or SIGTERM.
     #[error("interrupted")]

@@ -1,7 +1,7 @@
 //! `cargo run --release --example echo`: a service called from another process.
 //!
-//! `service.rs` has the service, `server.rs` and `client` below the two ends. The rest is what a
-//! program for people needs: options, a table, and a server process that never outlives the run.
+//! `service.rs` has the service, `server.rs` and `client` below the two ends. The rest makes it a
+//! program for people: options, a table, and a server process that never outlives the run.
 
 mod error;
 mod measure;
@@ -15,19 +15,19 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
-use examples::signals::EndSignals;
 use rpc_core::Channel;
 use rpc_core::LinkConfig;
+use rpc_core::text::printable;
 
 use self::error::EchoError;
 use self::options::{CallOptions, Options, Role, RunOptions};
 use self::process::ServerProcess;
 use self::service::EchoClient;
 
-/// Both ends take messages as large as the largest `--size`, with room for what goes with them.
+/// Both ends accept messages as large as the largest `--size`, with room for headers.
 const MAX_MESSAGE_BYTES: u64 = 1 << 30;
 
-// One thread for each end: more of them only pass each call from hand to hand.
+// One thread for each end: more of them would only pass each call back and forth.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     examples::logging::init();
@@ -40,7 +40,7 @@ async fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            eprintln!("error: {}", printable(&error.to_string()));
             ExitCode::from(error.exit_code())
         }
     }
@@ -52,10 +52,10 @@ fn link() -> LinkConfig {
 
 /// Starts a server process, calls it, ends it.
 async fn run(options: &RunOptions) -> Result<(), EchoError> {
-    let mut signals = EndSignals::install()?;
+    let mut signals = rpc_core::signal::shutdown();
     let mut server = tokio::select! {
         started = ServerProcess::start(&options.address, options.calls.poll) => started?,
-        () = signals.next() => return Err(EchoError::Interrupted),
+        () = &mut signals => return Err(EchoError::Interrupted),
     };
     let process = server.id().map_or_else(String::new, |id| format!(", process {id}"));
     report::line("server", &format!("{}{process}", server.address()))?;
@@ -63,7 +63,7 @@ async fn run(options: &RunOptions) -> Result<(), EchoError> {
     let mut outcome = tokio::select! {
         status = server.ended() => Err(EchoError::ServerEnded(status?)),
         outcome = client(&address, &options.calls) => outcome,
-        () = signals.next() => Err(EchoError::Interrupted),
+        () = &mut signals => Err(EchoError::Interrupted),
     };
     // When the server dies, calls fail because of it.
     if let Err(EchoError::Call(_) | EchoError::Connect(_)) = outcome

@@ -1,4 +1,4 @@
-//! Calls, and how long they took.
+//! Calls, and their durations.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use super::service::EchoClient;
 
 /// Calls between two updates of the progress bar.
 const REPORT_EVERY: u64 = 64;
-/// Calls before those that count: connections, caches and the wait policy settle.
+/// Calls before the measurement: connections, caches and the wait policy settle.
 const MAX_WARM_UP: u64 = 2_000;
 
 /// One row of the result.
@@ -53,8 +53,8 @@ async fn run(
     in_flight: u32,
     progress: &ProgressBar,
 ) -> Result<Row, EchoError> {
-    // Beside the calls nothing is done but calls: what they are recorded in is there before the first,
-    // and added up after the last.
+    // During the calls nothing else runs: the histograms are created before the first call, and
+    // added up after the last.
     let histograms: Vec<_> = (0..in_flight).map(|_| histogram()).collect();
     let mut callers = JoinSet::new();
     let started = Instant::now();

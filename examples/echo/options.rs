@@ -8,23 +8,23 @@ use rpc_core::Address;
 
 /// Largest `--size`, bytes.
 const MAX_SIZE_BYTES: u64 = 512 << 20;
-/// Calls of a row unless `--calls` says otherwise, and the bytes that they carry at most.
+/// Calls of a row unless `--calls` overrides it, and the most bytes that they carry in all.
 const DEFAULT_CALLS: u64 = 100_000;
 const DEFAULT_TOTAL_BYTES: u64 = 2 << 30;
 
-/// Calls a service in another process, and shows which way the calls took and how long.
+/// Calls a service in another process, and shows the path and the latency of the calls.
 ///
-/// Without a command it starts the server by itself, as a second process, and ends it afterwards.
+/// Without a command, it starts the server as a second process and stops it afterwards.
 #[derive(Debug, Parser)]
 #[command(
     name = "echo",
     args_conflicts_with_subcommands = true,
     after_help = "Examples:
-  echo                                    server and client, the best way on this machine
+  echo                                    server and client, the best transport of this machine
   echo --address tcp://127.0.0.1:0        the same over TCP
   echo --size 1M --in-flight 1,4
-  echo server auto://0.0.0.0:7471         the two ends by hand, here the server ...
-  echo client auto://10.0.0.7:7471        ... and here the client, maybe on another machine
+  echo server auto://0.0.0.0:7471         two machines: here the server ...
+  echo client auto://10.0.0.7:7471        ... and here the client
 
 Addresses: auto://host:port (shm, rdma or tcp, whichever is best), shm://name, shm:///path,
 rdma://host:port, tcp://host:port. RUST_LOG=info shows more."
@@ -41,7 +41,7 @@ pub(crate) struct Options {
 pub(crate) enum Role {
     /// Serve until Ctrl-C; prints `READY <address>` on stdout once it accepts
     Server(ServerOptions),
-    /// Call a server that runs already
+    /// Call a running server
     Client(ClientOptions),
 }
 
@@ -80,18 +80,18 @@ pub(crate) struct ServerOptions {
     pub(crate) until_stdin_closes: bool,
 }
 
-/// What to call, and how often.
+/// The calls to make.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CallOptions {
-    /// Calls to make for each row of the result [default: 100000, fewer of large ones]
+    /// Calls per row of the result [default: 100000, fewer for large sizes]
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
     calls: Option<u64>,
 
-    /// Bytes that each call carries there and back; K and M are understood
+    /// Bytes that each call carries in each direction; accepts K and M
     #[arg(long, value_name = "BYTES", default_value = "64", value_parser = size)]
     pub(crate) size: u64,
 
-    /// Calls in flight at once, one row of the result for each number
+    /// Numbers of calls in flight, one row of the result for each
     #[arg(
         long,
         value_name = "N[,N]",

@@ -23,7 +23,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 #[derive(Debug)]
 pub(crate) struct ServerProcess {
     child: Child,
-    /// Closing it is the order to end. Not left in `child`, whose `wait` would close it.
+    /// Closing it orders the process to end. Not left in `child`, whose `wait` would close it.
     stdin: Option<ChildStdin>,
     address: String,
 }
@@ -59,12 +59,12 @@ impl ServerProcess {
         self.child.id()
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until it ends on its own.
     pub(crate) async fn ended(&mut self) -> io::Result<ExitStatus> {
         self.child.wait().await
     }
 
-    /// Why it ended, if it has, or does so at once: its connections may be seen to end before.
+    /// Its exit status, if it has ended or ends at once: its connections may be seen to end first.
     pub(crate) async fn just_ended(&mut self) -> Option<ExitStatus> {
         tokio::time::timeout(Duration::from_secs(1), self.child.wait()).await.ok()?.ok()
     }

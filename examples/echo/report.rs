@@ -1,4 +1,4 @@
-//! What a person sees: the path, the table, the progress bar.
+//! The output for a person: the path, the table, the progress bar.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub(crate) fn line(label: &str, value: &str) -> io::Result<()> {
     writeln!(io::stdout(), "{label:<8}{value}")
 }
 
-/// The path that the calls take, and why.
+/// The path that the calls take, and the reason.
 pub(crate) fn path(path: &str) -> io::Result<()> {
     line("path", path)
 }

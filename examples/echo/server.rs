@@ -1,9 +1,8 @@
-//! The server's side: bind, say so, serve until told to end.
+//! The server's side: bind, report it, serve until a signal.
 
 use std::io::{self, Read, Write};
 
-use examples::signals::EndSignals;
-use rpc_core::Server;
+use rpc_core::{Server, signal};
 use tokio::sync::oneshot;
 
 use super::error::EchoError;
@@ -12,7 +11,7 @@ use super::service::{EchoServer, Echoing};
 
 /// Serves until Ctrl-C or SIGTERM.
 pub(crate) async fn serve(options: &ServerOptions) -> Result<(), EchoError> {
-    let signals = EndSignals::install()?;
+    let signals = signal::shutdown();
     let server = Server::builder()
         .add_service(EchoServer::new(Echoing))
         .link(super::link())
@@ -26,19 +25,20 @@ pub(crate) async fn serve(options: &ServerOptions) -> Result<(), EchoError> {
     Ok(())
 }
 
-async fn end(mut signals: EndSignals, with_stdin: bool) {
+async fn end(mut signals: signal::Shutdown, with_stdin: bool) {
     if !with_stdin {
-        return signals.next().await;
+        return signals.await;
     }
-    // A Ctrl-C at the terminal reaches both processes. The one that started this one decides.
+    // A Ctrl-C at the terminal reaches both processes. The parent process decides.
     tokio::select! {
         () = signals.terminated() => {}
         () = stdin_closed() => {}
     }
 }
 
-/// Waits for the end of stdin, which comes at the latest when its other end's process has died. A
-/// thread of its own reads, because a read cannot be cancelled and must not hold the runtime up.
+/// Waits for the end of stdin, which comes at the latest when the process at its other end has
+/// died. A thread of its own reads, because a read cannot be cancelled and must not block the
+/// runtime.
 async fn stdin_closed() {
     let (closed, wait) = oneshot::channel::<()>();
     std::thread::spawn(move || {

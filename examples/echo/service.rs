@@ -1,6 +1,7 @@
-//! The service: one method. Everything that a client and a server need is made from this trait.
+//! The service: one method. Everything that a client and a server need is generated from this
+//! trait.
 
-/// Returns what it is given.
+/// Returns its argument.
 #[rpc_core::service]
 pub(crate) trait Echo {
     /// Returns `data`.

@@ -15,8 +15,8 @@ use super::service::Version;
 
 /// A key-value store in memory, and the commands to use it.
 ///
-/// Keys are texts, values are bytes of up to 1 GiB (less 1 MiB). The store is gone when the server
-/// ends; `export` it before.
+/// Keys are strings, values are bytes of up to 1 GiB (less 1 MiB). The store is lost when the
+/// server ends; `export` it before.
 #[derive(Debug, Parser)]
 #[command(
     name = "kv",
@@ -45,7 +45,7 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:
   kv serve auto://127.0.0.1:7471                     for this machine
   kv serve auto://0.0.0.0:7471 --max-bytes 8G        for all others too
-  kv serve shm://kv tcp://127.0.0.1:0                two ways to the same store")]
+  kv serve shm://kv tcp://127.0.0.1:0                two addresses of the same store")]
     Serve(ServeArgs),
     /// Print the value of a key
     Get(GetArgs),
@@ -82,30 +82,30 @@ pub(crate) enum Command {
     Load(LoadArgs),
     /// Bring the files of a directory up to date with the keys
     ///
-    /// Only what differs is sent. Files whose keys are not in the store are named and left alone.
+    /// Only differences are sent. Files whose keys are not in the store are listed and left alone.
     Sync(SyncArgs),
-    /// Show what the server holds and has done
+    /// Show the contents and the counters of the server
     Stats(StatsArgs),
     /// Store every file of a directory tree
     ///
     /// A file's key is its path below DIR with `/` between the names. An empty directory is stored
     /// as a key that ends in `/`. Contents are kept byte for byte; modes, owners and times are not.
     ///
-    /// Symbolic links, pipes, sockets and devices are named and skipped. Names that are not UTF-8
-    /// and files above the size of a value are errors. What fails is named, the rest goes on, and
-    /// the exit status is 1 then.
+    /// Symbolic links, pipes, sockets and devices are listed and skipped. Names that are not UTF-8
+    /// and files above the maximum size of a value are errors. Failures are listed and do not stop
+    /// the rest; the exit status is then 1.
     #[command(after_help = "Examples:
   kv import auto://127.0.0.1:7471 ./photos
   kv import auto://127.0.0.1:7471 ./photos --prefix photos/ --in-flight 8")]
     Import(ImportArgs),
     /// Write keys as the files of a directory tree
     ///
-    /// DIR is created if it is not there. Files that are there already are replaced, others are
-    /// left alone. A key that ends in `/` becomes a directory. A file appears whole or not at all.
+    /// DIR is created if it does not exist. Existing files are replaced, others are left alone. A
+    /// key that ends in `/` becomes a directory. A file appears whole or not at all.
     ///
     /// Nothing is ever written outside DIR: absolute keys and those with `.`, `..` or empty path
-    /// components are refused, and symbolic links below DIR are not followed. What fails is named,
-    /// the rest goes on, and the exit status is 1 then.
+    /// components are refused, and symbolic links below DIR are not followed. Failures are listed
+    /// and do not stop the rest; the exit status is then 1.
     #[command(after_help = "Examples:
   kv export auto://127.0.0.1:7471 ./copy
   kv export auto://127.0.0.1:7471 ./photos --prefix photos/")]
@@ -118,7 +118,7 @@ pub(crate) struct ServeArgs {
     #[arg(value_name = "ADDRESS", required = true, value_parser = between_processes)]
     pub(crate) addresses: Vec<Address>,
 
-    /// Most bytes of keys and values; without it there is no limit. K, M, G are understood
+    /// Maximum size of all keys and values [default: no limit]; accepts K, M, G
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) max_bytes: Option<u64>,
 
@@ -126,14 +126,14 @@ pub(crate) struct ServeArgs {
     pub(crate) server: ServerArgs,
 }
 
-/// What every client command needs to connect.
+/// The options that every client command needs to connect.
 #[derive(Debug, Args)]
 pub(crate) struct ConnectArgs {
     /// Where the server listens
     #[arg(value_name = "ADDRESS", value_parser = between_processes)]
     pub(crate) address: Address,
 
-    /// Seconds after which a call is given up
+    /// Timeout of a call, seconds
     #[arg(
         long,
         value_name = "SECONDS",
@@ -143,8 +143,8 @@ pub(crate) struct ConnectArgs {
     )]
     pub(crate) timeout: Duration,
 
-    /// Wait for a server that is not there, until the timeout (`watch`: for ever). Calls that may be
-    /// made again go on over its restarts; watches, loads and syncs end with them
+    /// Wait for an unavailable server, until the timeout (`watch`: without limit). Retryable calls
+    /// survive restarts of the server; watches, loads and syncs do not
     #[arg(long, help_heading = "Connection")]
     pub(crate) wait: bool,
 
@@ -228,11 +228,11 @@ pub(crate) struct ListArgs {
     #[command(flatten)]
     pub(crate) connect: ConnectArgs,
 
-    /// Only keys that begin with this
+    /// Only keys that begin with this prefix
     #[arg(default_value = "")]
     pub(crate) prefix: String,
 
-    /// Version and size of the value before each key
+    /// Print version and size before each key
     #[arg(short, long)]
     pub(crate) long: bool,
 
@@ -250,7 +250,7 @@ pub(crate) struct WatchArgs {
     #[command(flatten)]
     pub(crate) connect: ConnectArgs,
 
-    /// Only keys that begin with this
+    /// Only keys that begin with this prefix
     #[arg(default_value = "")]
     pub(crate) prefix: String,
 
@@ -274,11 +274,11 @@ pub(crate) struct SyncArgs {
     #[command(flatten)]
     pub(crate) connect: ConnectArgs,
 
-    /// The directory, which is created if it is not there
+    /// The directory; created if it does not exist
     #[arg(value_name = "DIR")]
     pub(crate) dir: PathBuf,
 
-    /// Only keys that begin with this, which is left out of the paths
+    /// Only keys that begin with this prefix, which is removed from the paths
     #[arg(long, default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
 }
@@ -298,7 +298,7 @@ pub(crate) struct ImportArgs {
     #[arg(value_name = "DIR")]
     pub(crate) dir: PathBuf,
 
-    /// Put this before every key, for instance `photos/`
+    /// Prefix for every key, for example `photos/`
     #[arg(long, default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
 
@@ -315,7 +315,7 @@ pub(crate) struct ExportArgs {
     #[arg(value_name = "DIR")]
     pub(crate) dir: PathBuf,
 
-    /// Only keys that begin with this, which is left out of the paths
+    /// Only keys that begin with this prefix, which is removed from the paths
     #[arg(long, default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
 
@@ -325,7 +325,7 @@ pub(crate) struct ExportArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct TransferArgs {
-    /// Files on their way at once
+    /// Number of files in flight
     #[arg(
         long,
         value_name = "N",
@@ -355,7 +355,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "write a number of seconds".to_owned())?;
     match Duration::try_from_secs_f64(seconds) {
         Ok(timeout) if !timeout.is_zero() => Ok(timeout),
-        _ => Err("a timeout is more than 0 seconds".to_owned()),
+        _ => Err("the timeout must be more than 0 seconds".to_owned()),
     }
 }
 

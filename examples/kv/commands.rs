@@ -1,4 +1,4 @@
-//! The commands about single keys: one call each, and what is printed.
+//! The commands about single keys: one call each, and its output.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -129,7 +129,7 @@ fn print_line(line: &str) -> Result<(), CommandError> {
     Ok(writeln!(io::stdout(), "{line}")?)
 }
 
-/// The value of the command line, of a file or of stdin. Not read further than a value may be long.
+/// The value from the command line, a file or stdin. Never reads further than the largest value.
 fn read_value(key: &str, args: &ValueArgs) -> Result<Vec<u8>, CommandError> {
     let value = match (&args.file, &args.value) {
         (Some(path), _) => read_file(path).map_err(CommandError::file(path))?,
@@ -152,7 +152,7 @@ fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     read_limited(file, expected)
 }
 
-/// Reads to the end, or one byte more than a value may have. Room is made for `expected` bytes.
+/// Reads to the end, or one byte more than a value may have. Reserves room for `expected` bytes.
 pub(crate) fn read_limited(from: impl Read, expected: usize) -> io::Result<Vec<u8>> {
     let mut value = Vec::with_capacity(expected + 1);
     from.take(MAX_VALUE_BYTES as u64 + 1).read_to_end(&mut value)?;

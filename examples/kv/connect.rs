@@ -9,18 +9,18 @@ use super::cli::ConnectArgs;
 use super::error::CommandError;
 use super::service::{KvClient, MAX_MESSAGE_BYTES};
 
-/// Both ends take the largest value in one message.
+/// Both ends accept the largest value in one message.
 pub(crate) fn link() -> LinkConfig {
-    // A value is kept in memory, so it is put together there, whatever its size.
+    // A value is kept in memory, so it is reassembled there, whatever its size.
     LinkConfig::default().max_message_bytes(MAX_MESSAGE_BYTES).assembly_bytes(MAX_MESSAGE_BYTES)
 }
 
-/// Connects. Calls end after the timeout that was asked for.
+/// Connects. Calls end after the requested timeout.
 pub(crate) async fn connect(args: &ConnectArgs) -> Result<KvClient, CommandError> {
     connect_with(args, Some(args.timeout)).await
 }
 
-/// Connects for calls that go on for ever.
+/// Connects for calls without a time limit.
 pub(crate) async fn connect_for_ever(args: &ConnectArgs) -> Result<KvClient, CommandError> {
     connect_with(args, None).await
 }

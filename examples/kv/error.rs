@@ -30,14 +30,17 @@ pub(crate) enum CommandError {
     #[error("the call failed: {0}{advice}", advice = advice(.0))]
     Call(#[from] Status),
     /// A server that lists keys out of order, or other keys.
-    #[error("the server's listing is not one: its keys are out of order, or not those asked for")]
+    #[error(
+        "the server's listing is malformed: its keys are out of order, or not the requested \
+             ones"
+    )]
     BadListing,
     /// A file or directory of the command line.
     #[error("{}: {error}", path.display())]
     File {
         /// Where.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
     /// Nobody reads what is printed any more (`kv list | head`).
@@ -65,10 +68,10 @@ pub(crate) enum CommandError {
     Io(io::Error),
 }
 
-/// What to do about a call that failed.
+/// Advice about a call that failed.
 fn advice(status: &Status) -> &'static str {
     match status.code() {
-        Code::Unavailable => "; see that the server runs, and try again",
+        Code::Unavailable => "; check that the server is running, and try again",
         _ => "",
     }
 }

@@ -43,7 +43,7 @@ async fn list_all(client: &KvClient, prefix: &str) -> Result<Vec<Listed>, Comman
     Ok(all)
 }
 
-/// What will be written, and which keys cannot be.
+/// The files to write, and the keys that cannot be files.
 #[derive(Debug, Default)]
 struct Plan {
     items: Vec<Listed>,
@@ -51,7 +51,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// Sorts the keys out. The first `skip` bytes of each are no part of its path.
+    /// Sorts the keys. The first `skip` bytes of each are not part of its path.
     fn new(listed: Vec<Listed>, skip: usize) -> Self {
         let dirs = directories(&listed, skip);
         let mut plan = Self::default();
@@ -65,7 +65,7 @@ impl Plan {
     }
 }
 
-/// All directories that the keys need, as paths without a `/` behind.
+/// All directories that the keys need, as paths without a trailing `/`.
 fn directories(listed: &[Listed], skip: usize) -> HashSet<String> {
     let paths = listed.iter().map(|item| &item.key[skip..]);
     let usable = paths.filter(|path| KeyPath::parse(path).is_ok());
@@ -102,7 +102,7 @@ async fn fetch(
     };
     let moved = if item.key.ends_with('/') { Moved::Dir } else { Moved::File(value.len()) };
     let target = Arc::clone(target);
-    // Runs to its end once begun, also when this future is dropped: no half-written file remains.
+    // Runs to its end once begun, even if this future is dropped: no half-written file remains.
     let writing = tokio::task::spawn_blocking(move || {
         let path = KeyPath::parse(&item.key[skip..]).map_err(|error| error.to_string())?;
         target.write(&path, &value).map_err(|error| error.to_string())
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_file_and_directory_is_refused_and_what_is_below_is_written() {
+    fn key_both_file_and_directory_is_refused() {
         let keys =
             [("a", 1), ("a-b", 1), ("a/b", 1), ("a/b/c/d", 1), ("b", 1), ("b/", 0), ("c/", 0)];
         let (items, refused) = plan(&keys, 0);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_cannot_be_files_are_refused_and_hinder_no_others() {
+    fn keys_invalid_as_files_are_refused_alone() {
         let keys = [("/a", 1), ("a", 1), ("a/../b", 1), ("d/", 3), ("x", 1), ("x//y", 1)];
         let (items, refused) = plan(&keys, 0);
         assert_eq!(items, ["a", "x"]);
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(
             refused,
             [
-                "p/: cannot be a file: an empty key has no file name",
+                "p/: cannot be a file: the key is empty",
                 "p//etc/passwd: cannot be a file: it is an absolute path",
                 "p/a: cannot be a file: other keys need the directory `a/`",
             ]
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_tree_comes_back_and_a_full_store_names_what_it_refused() {
+    async fn tree_round_trips_and_full_store_reports_refusals() {
         limited(async {
             let address = "mem://kv-export";
             let server = builder(&Arc::new(Store::new(Some(100)))).bind(address).await.unwrap();

@@ -17,7 +17,7 @@ use super::service::{KvClient, MAX_VALUE_BYTES};
 use super::transfer::{FileError, Moved, Transfer};
 use super::walk::{Found, walk};
 
-/// Files of at least so many bytes are read into registered buffers.
+/// Files of at least this many bytes are read into registered buffers.
 const REGISTERED_BYTES: usize = 64 << 10;
 
 /// A key to be stored: that of a file, or that of an empty directory.
@@ -82,14 +82,14 @@ async fn put(client: &KvClient, key: &str, value: Bulk, shown: &str) -> Result<(
 
 /// Reads a regular file of at most the size of a value.
 fn read(path: &Path, pool: &BulkPool) -> io::Result<Bulk> {
-    // What was a regular file when the tree was read may be a pipe or a link by now.
+    // A regular file of the listing may be a pipe or a link by now.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
-        return Err(io::Error::other("it is not a regular file any more"));
+        return Err(io::Error::other("it is no longer a regular file"));
     }
-    // The file may grow while it is read, so both its size and what was read are checked.
+    // The file may grow while it is read, so both its size and the bytes read are checked.
     let value = match usize::try_from(metadata.len()) {
         Ok(size) if size <= MAX_VALUE_BYTES => read_all(file, size, pool)?,
         _ => return Err(too_large()),
@@ -97,8 +97,8 @@ fn read(path: &Path, pool: &BulkPool) -> io::Result<Bulk> {
     if value.len() > MAX_VALUE_BYTES as u64 { Err(too_large()) } else { Ok(value) }
 }
 
-/// Reads a file that is expected to have `size` bytes; a large one into a registered buffer, to be
-/// sent from where it lies, if there may be one: what a process may lock is limited.
+/// Reads a file that is expected to have `size` bytes. A large one goes into a registered buffer,
+/// to be sent from there, if one can be had: a process may lock a limited amount of memory.
 fn read_all(mut file: File, size: usize, pool: &BulkPool) -> io::Result<Bulk> {
     let registered = (size >= REGISTERED_BYTES).then(|| pool.take(size).ok()).flatten();
     let Some(mut buffer) = registered else { return Ok(read_limited(file, size)?.into()) };
@@ -116,7 +116,7 @@ fn read_all(mut file: File, size: usize, pool: &BulkPool) -> io::Result<Bulk> {
 
 fn too_large() -> io::Error {
     let max = bytes(MAX_VALUE_BYTES as u64);
-    io::Error::other(format!("it is larger than the {max} that one key holds"))
+    io::Error::other(format!("it is larger than {max}, the maximum size of a value"))
 }
 
 #[cfg(test)]
@@ -125,7 +125,8 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::sync::Arc;
 
-    use rpc_core::{Channel, FaultPlan};
+    use rpc_core::Channel;
+    use rpc_core::transport::FaultPlan;
     use rpc_transport::device::fault::MLX5;
     use rpc_transport::memory::budget::MemoryBudget;
 
@@ -150,7 +151,7 @@ mod tests {
             let content: Vec<u8> = (0..=250).cycle().take(size).collect();
             fs::write(&path, &content).unwrap();
             assert_eq!(read(&path, &pool).unwrap(), content);
-            // Of another size than it was believed to have.
+            // Of another size than expected.
             for believed in [REGISTERED_BYTES, 2 * REGISTERED_BYTES, 4 * REGISTERED_BYTES] {
                 let read = read_all(File::open(&path).unwrap(), believed, &pool);
                 assert_eq!(read.unwrap(), content, "{size} {believed}");
@@ -158,9 +159,9 @@ mod tests {
         }
     }
 
-    /// An ordinary user's file of 6 MB failed where 8 MiB may be locked.
+    /// A regression: an ordinary user's file of 6 MB failed where 8 MiB may be locked.
     #[tokio::test]
-    async fn a_file_for_which_no_memory_may_be_locked_is_read_all_the_same() {
+    async fn file_is_read_without_lockable_memory() {
         let (dir, limit) = (Scratch::new(), MemoryBudget::new(2 << 20));
         let server = builder(&Arc::new(Store::new(None))).bind("mem://kv-import-locked").await;
         tokio::spawn(server.unwrap().serve());
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_regular_file_any_more_is_not_read() {
+    async fn former_regular_file_is_not_read() {
         let dir = Scratch::new();
         fs::write(dir.path().join("f"), "x").unwrap();
         symlink("f", dir.path().join("link")).unwrap();
@@ -192,8 +193,8 @@ mod tests {
         let read = |path: &Path| read(path, &pool);
         assert_eq!(read(&dir.path().join("f")).unwrap(), *b"x");
         assert!(read(&dir.path().join("link")).is_err());
-        assert!(read(&pipe).unwrap_err().to_string().contains("not a regular file"));
-        assert!(read(dir.path()).unwrap_err().to_string().contains("not a regular file"));
+        assert!(read(&pipe).unwrap_err().to_string().contains("no longer a regular file"));
+        assert!(read(dir.path()).unwrap_err().to_string().contains("no longer a regular file"));
     }
 
     #[tokio::test]
@@ -204,6 +205,6 @@ mod tests {
         file.set_len(MAX_VALUE_BYTES as u64 + 1).unwrap();
         let pool = pool("kv-import-large").await;
         let error = read(&path, &pool).unwrap_err().to_string();
-        assert_eq!(error, "it is larger than the 1023.0 MiB that one key holds");
+        assert_eq!(error, "it is larger than 1023.0 MiB, the maximum size of a value");
     }
 }

@@ -2,11 +2,13 @@
 //!
 //! Owns the rule which keys may become files. Never touches a file.
 //!
-//! Invariant: the components of a [`KeyPath`] are names: not empty, not `.` or `..`, without `/` and
-//! NUL. So no path made of them leads up or starts elsewhere. Symbolic links are the business of
-//! who opens them.
+//! Invariant: the components of a [`KeyPath`] are names: not empty, not `.` or `..`, without `/`
+//! and NUL. So no path made of them leads up or starts elsewhere. Code that opens the path has to
+//! deal with symbolic links.
 
 use std::fmt;
+
+use rpc_core::text::printable;
 
 /// Longest name of a file on Linux, bytes.
 const MAX_NAME_BYTES: usize = 255;
@@ -24,7 +26,7 @@ pub(crate) struct KeyPath<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum KeyPathError {
     /// Nothing is left of it, without the prefix of the command line.
-    #[error("an empty key has no file name")]
+    #[error("the key is empty")]
     Empty,
     /// It begins with `/`.
     #[error("it is an absolute path")]
@@ -73,29 +75,19 @@ fn name(name: &str) -> Result<&str, KeyPathError> {
     }
 }
 
-/// Shows a key in one line: control characters and backslashes are escaped, all else stands as it
-/// is.
+/// Shows a whole key in one line, so that no other key looks like it.
 pub(crate) struct Printable<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Printable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for part in self.0.split_inclusive(|c: char| c.is_control() || c == '\\') {
-            let mut chars = part.chars();
-            match chars.next_back() {
-                Some(c) if c.is_control() || c == '\\' => {
-                    write!(f, "{}{}", chars.as_str(), c.escape_default())?;
-                }
-                _ => f.write_str(part)?,
-            }
-        }
-        Ok(())
+        printable(self.0).exact().at_most(usize::MAX).fmt(f)
     }
 }
 
 /// Most of a key that an error repeats, characters.
 const SHOWN_CHARS: usize = 100;
 
-/// Shows a key likewise, but only the beginning of a long one.
+/// Like [`Printable`], but shows only the beginning of a long key.
 pub(crate) struct Shortened<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Shortened<'_> {
@@ -157,13 +149,14 @@ mod tests {
     }
 
     #[test]
-    fn a_printed_key_is_one_line_and_cannot_steer_a_terminal() {
+    fn printed_key_is_one_harmless_line() {
         for (key, text) in [
             ("a b/é", "a b/é"),
             ("a\nb\n", "a\\nb\\n"),
             ("\x1b[2J", "\\u{1b}[2J"),
             ("\\n", "\\\\n"),
             ("\u{9b}x", "\\u{9b}x"),
+            ("gpj.\u{202e}exe", "gpj.\\u{202e}exe"),
             ("", ""),
         ] {
             assert_eq!(Printable(key).to_string(), text);

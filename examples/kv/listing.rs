@@ -1,7 +1,7 @@
 //! All pages of a listing, one after the other.
 //!
 //! Invariant: whatever a server answers, a listing ends or fails, and every key in it begins with
-//! the prefix and comes behind the one before.
+//! the prefix and sorts after the previous one.
 
 use super::error::CommandError;
 use super::service::{KvClient, Listed, MAX_PAGE_KEYS, Page};
@@ -10,7 +10,7 @@ use super::service::{KvClient, Listed, MAX_PAGE_KEYS, Page};
 pub(crate) struct Listing<'a> {
     client: &'a KvClient,
     prefix: &'a str,
-    /// Where the next page begins; `None` behind the last one.
+    /// Where the next page begins; `None` after the last one.
     after: Option<String>,
 }
 
@@ -20,7 +20,7 @@ impl<'a> Listing<'a> {
         Self { client, prefix, after: Some(String::new()) }
     }
 
-    /// The next page, of at most `limit` keys; `None` behind the last one.
+    /// The next page, of at most `limit` keys; `None` after the last one.
     pub(crate) async fn next(&mut self, limit: u64) -> Result<Option<Vec<Listed>>, CommandError> {
         let Some(after) = self.after.take() else { return Ok(None) };
         let limit = u32::try_from(limit).unwrap_or(u32::MAX).min(MAX_PAGE_KEYS);
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_that_does_not_go_on_is_no_page() {
+    fn page_without_progress_is_refused() {
         let page = |keys: &[&str], next: Option<&str>| {
             let listed =
                 |key: &&str| Listed { key: (*key).to_owned(), version: Version(1), bytes: 0 };

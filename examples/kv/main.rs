@@ -21,6 +21,8 @@ mod export;
 mod import;
 mod key_path;
 mod listing;
+#[path = "../metrics.rs"]
+mod metrics;
 mod output;
 mod serve;
 mod service;
@@ -33,6 +35,7 @@ mod walk;
 use std::process::ExitCode;
 
 use clap::Parser;
+use rpc_core::text::printable;
 
 use self::cli::{Cli, Command};
 use self::error::CommandError;
@@ -43,7 +46,7 @@ async fn main() -> ExitCode {
     let cli = Cli::parse();
     let Err(error) = run(&cli.command).await else { return ExitCode::SUCCESS };
     if !matches!(error, CommandError::OutputClosed) {
-        eprintln!("error: {error}");
+        eprintln!("error: {}", printable(&error.to_string()));
     }
     ExitCode::from(error.exit_code())
 }

@@ -1,6 +1,7 @@
 //! The file that a value is written to.
 //!
-//! Owns the rule that a file has its name when it is whole: what fails leaves the old one as it was.
+//! Owns the rule that a file gets its name only when it is complete: a failure leaves the old one
+//! unchanged.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -8,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use rpc_core::Bulk;
 
-/// Writes a value to a file: under a temporary name beside it, which then becomes the file's. What is
-/// no regular file (a pipe, a terminal) is written to as it is.
+/// Writes a value to a file: under a temporary name in its directory, which is then renamed. A
+/// target that is not a regular file (a pipe, a terminal) is written to directly.
 pub(crate) fn write(path: &Path, value: &Bulk) -> io::Result<()> {
     let old = match fs::metadata(path) {
         Ok(metadata) if !metadata.is_file() => {
@@ -52,7 +53,7 @@ mod tests {
     use examples::testing::Scratch;
 
     #[test]
-    fn a_file_is_replaced_with_its_mode_and_through_a_link() {
+    fn replacing_keeps_mode_and_follows_links() {
         let dir = Scratch::new();
         let (file, link) = (dir.path().join("file"), dir.path().join("link"));
         write(&file, &Bulk::from("old")).unwrap();

@@ -10,6 +10,7 @@ use tokio::sync::broadcast::error::RecvError;
 
 use super::cli::ServeArgs;
 use super::error::CommandError;
+use super::metrics;
 use super::service::{
     Change, Held, Kv, KvError, KvServer, Loaded, Page, Pair, Stats, Update, Value, Version,
 };
@@ -46,7 +47,7 @@ impl Kv for StoreService {
     }
 
     fn watch(&self, prefix: &str) -> impl Stream<Item = Result<Change, Status>> {
-        // At once, so that nothing is missed that happens after the call is accepted.
+        // Subscribes at once, so that no change after the call's acceptance is missed.
         let mut changes = self.0.watch();
         let draining = Context::current().draining();
         stream::try_stream(async move |mut out| {
@@ -54,7 +55,7 @@ impl Kv for StoreService {
             loop {
                 let change = tokio::select! {
                     change = changes.recv() => change,
-                    // It has no end of its own, so it would be cut at the end of grace.
+                    // A watch has no end of its own, so the end of grace would cut it off.
                     () = &mut draining => {
                         let status = Status::unavailable("the server is shutting down");
                         return Err(status.with_retryable(true));
@@ -101,10 +102,10 @@ pub(crate) fn builder(store: &Arc<Store>) -> ServerBuilder {
         .link(super::connect::link())
 }
 
-/// Serves until a signal, and says then what was done.
+/// Serves until a signal, and then prints a summary.
 pub(crate) async fn serve(args: &ServeArgs) -> Result<(), CommandError> {
     let store = Arc::new(Store::new(args.max_bytes));
-    serving::serve(builder(&store), &args.server, &args.addresses).await?;
+    serving::serve(builder(&store), &args.server, &args.addresses, metrics::listen).await?;
     let stats = store.stats();
     let requests = counted(stats.requests.total(), "request", "requests");
     let keys = counted(stats.keys, "key", "keys");
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn refusals_are_errors_of_the_service_and_not_of_the_call() {
+    async fn refusals_are_service_errors_not_call_errors() {
         limited(async {
             let kv = client("kv-refusals", Some(10)).await;
             assert_eq!(kv.get("a").await, Err(CallError::User(KvError::NotFound)));

@@ -1,8 +1,9 @@
-//! The service: what a client may ask of the store, and how a request is refused.
+//! The service: a client's requests to the store, and the reasons to refuse them.
 
 use std::fmt;
 use std::str::FromStr;
 
+use rpc_core::bulk::ReadError;
 use rpc_core::stream::{Stream, Streaming};
 use rpc_core::{Bulk, CallError, Status};
 use serde::{Deserialize, Serialize};
@@ -26,14 +27,14 @@ pub(crate) trait Kv {
     #[rpc(idempotent)]
     async fn get(&self, key: &str) -> Result<Value, KvError>;
 
-    /// Sets the value of a key, whatever it was. Gives the new version.
+    /// Sets the value of a key, whatever it was. Returns the new version.
     async fn put(&self, key: &str, value: Bulk) -> Result<Version, KvError>;
 
-    /// Removes a key. Gives the version that it had.
+    /// Removes a key. Returns its last version.
     async fn delete(&self, key: &str) -> Result<Version, KvError>;
 
     /// Sets the value of a key if its version is `expected`; `None` expects that there is no such
-    /// key. Gives the new version.
+    /// key. Returns the new version.
     async fn compare_and_swap(
         &self,
         key: &str,
@@ -41,21 +42,22 @@ pub(crate) trait Kv {
         value: Bulk,
     ) -> Result<Version, KvError>;
 
-    /// Keys that begin with `prefix` and come behind `after`, in order, at most `limit` and at most
-    /// [`MAX_PAGE_KEYS`]. Begin with an empty `after`, go on with [`Page::next`].
+    /// Keys that begin with `prefix` and sort after `after`, in order, at most `limit` and at most
+    /// [`MAX_PAGE_KEYS`]. Begin with an empty `after`, continue with [`Page::next`].
     #[rpc(idempotent)]
     async fn list(&self, prefix: &str, after: &str, limit: u32) -> Page;
 
-    /// Changes of keys that begin with `prefix`, from the moment on at which the call is accepted. Who
-    /// reads too slowly misses some, and is told how many. A server that shuts down ends it.
+    /// Changes of keys that begin with `prefix`, from the acceptance of the call on. A reader that
+    /// is too slow misses some, and receives their number. A server that shuts down ends the
+    /// stream.
     fn watch(&self, prefix: &str) -> impl Stream<Item = Result<Change, Status>>;
 
     /// Sets the values of keys, one after the other, until one is refused.
     #[rpc(stream_deadline = "idle")]
     async fn load(&self, pairs: Streaming<Pair>) -> Result<Loaded, CallError<KvError>>;
 
-    /// Compares what a client holds, in the order of the keys, with the keys that begin with `prefix`;
-    /// gives what differs, in the same order.
+    /// Compares a client's contents, in the order of the keys, with the keys that begin with
+    /// `prefix`; returns the differences, in the same order.
     #[rpc(stream_deadline = "idle")]
     fn sync(
         &self,
@@ -63,7 +65,7 @@ pub(crate) trait Kv {
         theirs: Streaming<Held>,
     ) -> impl Stream<Item = Result<Update, CallError<KvError>>>;
 
-    /// What the store holds, and what was asked of it.
+    /// The contents of the store, and the number of requests.
     #[rpc(idempotent)]
     async fn stats(&self) -> Stats;
 }
@@ -126,7 +128,7 @@ pub(crate) enum Change {
         /// The version that it had.
         version: Version,
     },
-    /// So many changes of any keys were not seen: list the keys again.
+    /// This many changes of any keys were missed: list the keys again.
     Lagged {
         /// How many.
         missed: u64,
@@ -134,7 +136,7 @@ pub(crate) enum Change {
 }
 
 impl Change {
-    /// Whether who watches `prefix` is told.
+    /// Whether a watcher of `prefix` receives it.
     pub(crate) fn is_below(&self, prefix: &str) -> bool {
         match self {
             Self::Set { key, .. } | Self::Deleted { key, .. } => key.starts_with(prefix),
@@ -152,7 +154,7 @@ pub(crate) struct Pair {
     pub(crate) value: Bulk,
 }
 
-/// What was loaded.
+/// The result of a load.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Loaded {
     /// Pairs.
@@ -161,7 +163,7 @@ pub(crate) struct Loaded {
     pub(crate) bytes: u64,
 }
 
-/// What a client holds under a key.
+/// A client's content of a key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Held {
     /// The key.
@@ -170,7 +172,7 @@ pub(crate) struct Held {
     pub(crate) checksum: u128,
 }
 
-/// What a client does not hold as the store does.
+/// A difference between the client's contents and the store's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Update {
     /// The key has this value.
@@ -238,7 +240,7 @@ impl Requests {
     }
 }
 
-/// Why the store refused a request. Nothing has changed then.
+/// The reason why the store refused a request. Nothing has changed then.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum KvError {
@@ -260,7 +262,7 @@ pub(crate) enum KvError {
         max: u64,
     },
     /// The value is too large.
-    #[error("a value of {bytes} bytes is more than the {max} that one key holds")]
+    #[error("a value of {bytes} bytes exceeds the maximum of {max} bytes")]
     TooLarge {
         /// Its size, bytes.
         bytes: u64,
@@ -268,20 +270,35 @@ pub(crate) enum KvError {
         max: u64,
     },
     /// The store has no room for it.
-    #[error("the store is full: it holds {used} of at most {max} bytes, and needs {needed} more")]
+    #[error(
+        "the store is full: it holds {used} of at most {max} bytes, and this needs {needed} \
+             more"
+    )]
     Full {
         /// Bytes of keys and values now.
         used: u64,
         /// The limit (`kv serve --max-bytes`).
         max: u64,
-        /// Bytes that are missing or not, by which the store would grow.
+        /// The bytes by which the store would grow.
         needed: u64,
     },
+    /// The bytes of the value cannot be read where they arrived.
+    #[error("{reason}")]
+    Unreadable {
+        /// Why.
+        reason: String,
+    },
+}
+
+impl From<ReadError> for KvError {
+    fn from(error: ReadError) -> Self {
+        Self::Unreadable { reason: error.to_string() }
+    }
 }
 
 fn mismatch(current: Option<Version>) -> String {
     match current {
         Some(version) => format!("the key has version {version} now"),
-        None => "there is no such key now".to_owned(),
+        None => "the key does not exist".to_owned(),
     }
 }

@@ -1,15 +1,15 @@
 //! The store: a map in memory, split into shards, each behind a lock of its own.
 //!
-//! Owns the keys, the values, their versions and the memory budget. Never waits for anything but a
-//! lock that is held for the time of a map operation; knows no calls.
+//! Owns the keys, the values, their versions and the memory budget. Waits only for locks that are
+//! held for the time of a map operation; knows no calls.
 //!
 //! Invariants:
-//! 1. A key's versions grow, also over deletions: each shard counts its writes, and a write's
+//! 1. A key's versions grow, even across deletions: each shard counts its writes, and a write's
 //!    number is its version.
 //! 2. `used` is the sum of all keys' and values' lengths, and never more than the budget.
-//! 3. Who holds more than one shard's lock took them in the order of the shards, for reading.
-//! 4. A value is made the store's own ([`Bulk::detach`]) before its shard is locked, and freed after:
-//!    what is kept here is no memory of a connection.
+//! 3. Code that holds more than one shard's lock took them in the order of the shards, for reading.
+//! 4. A value is made the store's own ([`Bulk::detach`]) before its shard is locked, and freed
+//!    after: the store keeps no memory of a connection.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -29,7 +29,7 @@ use super::service::{
 
 /// Shards; a power of two, more than the cores that serve at once on most machines.
 const SHARD_COUNT: usize = 16;
-/// Changes that are kept for watchers who have not seen them.
+/// Number of changes kept for watchers that have not seen them.
 const KEPT_CHANGES: usize = 1024;
 
 /// A map from keys to values.
@@ -48,7 +48,7 @@ struct Shard {
     requests: Counters,
 }
 
-/// Ordered, so that a page of a listing costs what it shows and not what the store holds.
+/// Ordered, so that the cost of a page depends on the page and not on the store.
 #[derive(Debug, Default)]
 struct Map {
     entries: BTreeMap<Box<str>, Value>,
@@ -65,8 +65,8 @@ struct Counters {
 }
 
 impl Store {
-    /// An empty store whose keys and values take at most `max_bytes` together. What the map needs
-    /// for itself, some hundred bytes a key, is not counted.
+    /// An empty store whose keys and values take at most `max_bytes` together. The map's own
+    /// overhead, some hundred bytes a key, is not counted.
     pub(crate) fn new(max_bytes: Option<u64>) -> Self {
         Self {
             shards: Default::default(),
@@ -122,10 +122,10 @@ impl Store {
         self.changes.subscribe()
     }
 
-    /// Tells watchers, in the order of a key's changes: under its shard's lock.
+    /// Notifies watchers, in the order of a key's changes: under its shard's lock.
     fn tell(&self, change: impl FnOnce(String) -> Change, key: &str) {
         if self.changes.receiver_count() > 0 {
-            // Fails when the last one has just gone.
+            // Fails if the last watcher has just gone.
             let _ = self.changes.send(change(key.to_owned()));
         }
     }
@@ -141,7 +141,7 @@ impl Store {
         pages.flatten().map(|listed| listed.key)
     }
 
-    /// A page of the keys that begin with `prefix` and come behind `after`.
+    /// A page of the keys that begin with `prefix` and sort after `after`.
     pub(crate) fn list(&self, prefix: &str, after: &str, limit: u32) -> Page {
         bump(&self.shards[0].requests.list);
         let limit = limit.clamp(1, MAX_PAGE_KEYS) as usize;
@@ -166,7 +166,7 @@ impl Store {
         Page { keys, next: None }
     }
 
-    /// Numbers: each exact, but not all of one moment.
+    /// Statistics: each number is exact, but they are not from one moment.
     pub(crate) fn stats(&self) -> Stats {
         let keys = self.shards.iter().map(|shard| shard.map.read().entries.len() as u64).sum();
         let sum = |counter: fn(&Counters) -> &AtomicU64| {
@@ -201,7 +201,7 @@ impl Store {
     ) -> Result<Version, KvError> {
         let len = value.len();
         check_sizes(key, len)?;
-        let bytes = value.detach();
+        let bytes = value.detach()?;
         let mut guard = shard.map.write();
         let map = &mut *guard;
         let version = Version(map.writes + 1);
@@ -227,7 +227,7 @@ impl Store {
 }
 
 impl Map {
-    /// The entries that begin with `prefix` and come behind `after`, in order.
+    /// The entries that begin with `prefix` and sort after `after`, in order.
     fn behind<'a>(
         &'a self,
         prefix: &'a str,
@@ -283,7 +283,7 @@ struct Budget {
 }
 
 impl Budget {
-    /// Swaps `old` bytes for `new` ones. What does not make the store larger is always allowed.
+    /// Swaps `old` bytes for `new` ones. A swap that does not enlarge the store is always allowed.
     fn replace(&self, old: u64, new: u64) -> Result<(), KvError> {
         let Some(needed) = new.checked_sub(old) else {
             self.shrink(old - new);
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_has_every_key_once_in_order_whatever_the_pages() {
+    fn listing_has_every_key_once_in_order() {
         let store = Store::new(None);
         let mut expected: Vec<String> = (0..500).map(|n| format!("p/{n}")).collect();
         for key in expected.iter().map(|key| &**key).chain(["o", "p", "p0", "q", "p/é\n"]) {
@@ -446,7 +446,7 @@ mod tests {
         expected.sort();
         for limit in [1, 7, 100, 500, 501, 502, u32::MAX] {
             let (mut seen, mut after) = (Vec::new(), String::new());
-            // A page has a key at least, so there are never more pages than keys.
+            // A page has at least one key, so there are never more pages than keys.
             for _ in 0..=expected.len() {
                 let page = store.list("p/", &after, limit);
                 assert!(page.keys.len() <= limit as usize);

@@ -124,7 +124,7 @@ fn write(
     target.write(&parsed, value).map_err(|error| failed(error.to_string()))
 }
 
-/// What a tree holds, in the order of the keys: read and summed up while it is sent.
+/// The contents of a tree, in the order of the keys: read and summed while they are sent.
 fn held(mut files: Vec<Found>, prefix: String) -> impl Stream<Item = Result<Held, Status>> {
     files.sort_by(|one, other| one.key.cmp(&other.key));
     stream::iter(files).then(move |file| {
@@ -141,7 +141,7 @@ fn held(mut files: Vec<Found>, prefix: String) -> impl Stream<Item = Result<Held
     })
 }
 
-/// Where two listings in order differ: what the store holds, against what the client says.
+/// The differences of two ordered listings: the store's contents, and the client's.
 pub(crate) fn compare(
     store: &super::store::Store,
     prefix: &str,
@@ -161,7 +161,7 @@ pub(crate) fn compare(
             }
             ours.next_if(|listed| **listed == *key);
             match store.get(&key) {
-                Ok(value) if checksum(&value.bytes.to_bytes()) == theirs => {}
+                Ok(value) if checksum(&value.bytes.to_bytes()?) == theirs => {}
                 Ok(value) => {
                     let update = Update::Set { key: key.clone(), value: value.bytes };
                     out.send(update).await?;
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_watcher_sees_every_change_since_it_was_accepted() {
+    async fn watcher_sees_every_change_since_acceptance() {
         limited(async {
             let kv = client("kv-watch").await;
             let mut changes = kv.watch("a/").await.unwrap();
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_load_ends_with_the_first_pair_that_is_refused() {
+    async fn load_ends_with_the_first_refusal() {
         limited(async {
             let kv = client("kv-load").await;
             let loaded = kv.load(stream::iter([pair("a", "1"), pair("b", "22")])).await.unwrap();

@@ -2,9 +2,9 @@
 //!
 //! Owns the creation of directories and files below one directory. Invariants:
 //! 1. Nothing is written outside: every component is opened relative to the directory before it,
-//!    symbolic links are not followed. The directory itself may be reached through one.
-//! 2. A file appears whole: it is written under a temporary name beside its place and renamed. What
-//!    fails is removed again.
+//!    and symbolic links are not followed. The directory itself may be reached through one.
+//! 2. A file appears complete: it is written under a temporary name in its directory and renamed. A
+//!    failed one is removed again.
 
 use std::fs::{self, File};
 use std::io;
@@ -24,7 +24,7 @@ const DIRECTORY: OFlags =
 /// How a temporary file is created; `EXCL` follows no link.
 const NEW_FILE: OFlags =
     OFlags::WRONLY.union(OFlags::CREATE).union(OFlags::EXCL).union(OFlags::CLOEXEC);
-/// The umask takes away what the user does not want.
+/// The umask removes the bits that the user does not want.
 const FILE_MODE: Mode = Mode::from_raw_mode(0o666);
 const DIRECTORY_MODE: Mode = Mode::from_raw_mode(0o777);
 
@@ -32,10 +32,10 @@ const DIRECTORY_MODE: Mode = Mode::from_raw_mode(0o777);
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WriteError {
     /// On the way there is something that is no directory.
-    #[error("`{}` is a file or a symbolic link there, and no directory", Printable(.0))]
+    #[error("`{}` is a file or a symbolic link, not a directory", Printable(.0))]
     NotADirectory(String),
     /// In its place there is a directory.
-    #[error("a directory is there")]
+    #[error("a directory of that name exists")]
     IsADirectory,
     /// The system refused.
     #[error(transparent)]
@@ -60,7 +60,7 @@ impl TargetDir {
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         fs::create_dir_all(path).map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => {
-                io::Error::new(error.kind(), format!("{error}; give a directory, not a file"))
+                io::Error::new(error.kind(), format!("{error}; pass a directory, not a file"))
             }
             _ => error,
         })?;
@@ -78,7 +78,7 @@ impl TargetDir {
         Ok(at)
     }
 
-    /// Creates or replaces what a key stands for: a file with these bytes, or a directory.
+    /// Creates or replaces the entry of a key: a file with these bytes, or a directory.
     pub(crate) fn write(&self, path: &KeyPath<'_>, content: &Bulk) -> Result<(), WriteError> {
         let dir = self.create_dirs(&path.dirs)?;
         let Some(name) = path.file else { return Ok(()) };
@@ -104,7 +104,7 @@ impl TargetDir {
 fn enter(dir: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, WriteError> {
     let opened = match openat(dir, name, DIRECTORY, Mode::empty()) {
         Err(Errno::NOENT) => match mkdirat(dir, name, DIRECTORY_MODE) {
-            // Another file's directory may have been created meanwhile.
+            // Another file's directory may have been created in the meantime.
             Ok(()) | Err(Errno::EXIST) => openat(dir, name, DIRECTORY, Mode::empty()),
             Err(error) => Err(error),
         },
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_way_is_named_and_nothing_is_left() {
+    fn obstacle_is_named_and_nothing_remains() {
         let dir = Scratch::new();
         fs::write(dir.path().join("file"), "x").unwrap();
         fs::create_dir(dir.path().join("dir")).unwrap();

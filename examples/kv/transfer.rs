@@ -1,7 +1,7 @@
-//! Many files on their way at once: what import and export share.
+//! Many files in flight at once: the common part of import and export.
 //!
-//! Owns the bounds (files and bytes in flight), the progress bar and the tally. Knows neither
-//! files nor keys.
+//! Owns the bounds (files and bytes in flight), the progress bar and the tally. Knows neither files
+//! nor keys.
 
 use std::fmt::Display;
 use std::future::Future;
@@ -9,10 +9,10 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use examples::signals::EndSignals;
 use examples::units::{bytes, count, counted, rate, time};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use indicatif::{ProgressBar, ProgressStyle};
+use rpc_core::text::printable;
 use rpc_core::{CallError, Channel, Status};
 use tokio::sync::Semaphore;
 
@@ -23,7 +23,7 @@ use super::service::KvError;
 const BUDGET_UNITS: u32 = 1024;
 const UNIT_BYTES: u64 = 64 << 10;
 
-/// What has been done, while it is being done.
+/// The progress so far.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     verb: &'static str,
@@ -38,19 +38,19 @@ pub(crate) struct Transfer {
     skipped: AtomicU64,
 }
 
-/// What was moved.
+/// A moved entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Moved {
-    /// A file of so many bytes.
+    /// A file of this many bytes.
     File(u64),
     /// A directory.
     Dir,
 }
 
-/// Why one file did not make it.
+/// Why one file was not transferred.
 #[derive(Debug)]
 pub(crate) enum FileError {
-    /// It alone failed: a line for the person.
+    /// Only this file failed: a line for the person.
     Failed(String),
     /// It is left out for a good reason: a line for the person.
     Skipped(String),
@@ -69,8 +69,8 @@ impl FileError {
 }
 
 impl Transfer {
-    /// Begins with `files` files of `bytes` bytes together to do. `verb` is what has been done to
-    /// them in the end: `imported`.
+    /// Begins with `files` files of `bytes` bytes together to transfer. `verb` describes finished
+    /// files: `imported`.
     pub(crate) fn new(verb: &'static str, files: u64, bytes: u64) -> Self {
         let template = "{bar:32} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left  {msg}";
         let style = ProgressStyle::with_template(template)
@@ -93,14 +93,14 @@ impl Transfer {
         }
     }
 
-    /// Does all the items, `in_flight` at once. `size` says how many bytes one is expected to have,
-    /// `work` does one.
+    /// Processes all items, `in_flight` at once. `size` returns the expected bytes of an item,
+    /// `work` processes one.
     ///
-    /// Ctrl-C and SIGTERM end it in order: files that are being written are finished, others are
+    /// Ctrl-C and SIGTERM end it in order: files that are being written are completed, others are
     /// not begun.
     ///
     /// # Errors
-    /// When the connection ends, or the user does. Everything else is told and counted.
+    /// When the connection ends, or the user ends it. Everything else is printed and counted.
     pub(crate) async fn run<T, F>(
         &self,
         items: impl IntoIterator<Item = T>,
@@ -111,14 +111,14 @@ impl Transfer {
     where
         F: Future<Output = Result<Moved, FileError>>,
     {
-        let mut signals = EndSignals::install()?;
+        let signals = rpc_core::signal::shutdown();
         let all = stream::iter(items).map(Ok);
         let all = all.try_for_each_concurrent(in_flight, |item| self.one(size(&item), work(item)));
         let outcome = tokio::select! {
             outcome = all => {
                 outcome.map_err(|status| CommandError::Stopped { done: self.so_far(), status })
             }
-            () = signals.next() => Err(CommandError::InterruptedAfter(self.so_far())),
+            () = signals => Err(CommandError::InterruptedAfter(self.so_far())),
         };
         self.bar.finish_and_clear();
         outcome
@@ -156,16 +156,18 @@ impl Transfer {
         }
     }
 
-    /// Tells of a failure that does not end the rest.
+    /// Prints a failure that does not end the rest.
     pub(crate) fn fail(&self, line: &impl Display) {
         self.failed.fetch_add(1, Ordering::Relaxed);
-        self.bar.suspend(|| eprintln!("error: {line}"));
+        let line = line.to_string();
+        self.bar.suspend(|| eprintln!("error: {}", printable(&line).at_most(usize::MAX)));
     }
 
-    /// Tells of something that is left out.
+    /// Prints an entry that is left out.
     pub(crate) fn skip(&self, line: &impl Display) {
         self.skipped.fetch_add(1, Ordering::Relaxed);
-        self.bar.suspend(|| eprintln!("skipped: {line}"));
+        let line = line.to_string();
+        self.bar.suspend(|| eprintln!("skipped: {}", printable(&line).at_most(usize::MAX)));
     }
 
     fn so_far(&self) -> String {
@@ -173,7 +175,7 @@ impl Transfer {
         format!("{} of {} {}", count(files), counted(self.total, "file", "files"), self.verb)
     }
 
-    /// Prints the last line. `what` is said behind the files: `from a/b`.
+    /// Prints the last line. `what` follows the files: `from a/b`.
     ///
     /// # Errors
     /// [`CommandError::SomeFailed`] if anything did.
@@ -242,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failed_file_does_not_end_the_rest_and_a_lost_connection_does() {
+    async fn only_a_lost_connection_ends_the_transfer() {
         let transfer = Transfer::new("moved", 5, 5);
         let seen = RefCell::new(Vec::new());
         let work = |number: u64| {

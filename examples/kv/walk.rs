@@ -1,23 +1,23 @@
-//! A directory tree as keys: which files there are, and under which keys.
+//! A directory tree as keys: its files, and their keys.
 //!
-//! Owns the naming of keys after paths and the word on everything that is not a regular file. Never
-//! opens a file and never follows a symbolic link below the root.
+//! Owns the naming of keys after paths and the report on everything that is not a regular file.
+//! Never opens a file and never follows a symbolic link below the root.
 
 use std::fs::{self, DirEntry, FileType};
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-/// What was found.
+/// The entries found.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     /// Regular files, in the order of their paths.
     pub(crate) files: Vec<Found>,
-    /// Keys of directories without files and directories: their paths with a `/` behind.
+    /// Keys of directories without files and directories: their paths with a trailing `/`.
     pub(crate) empty_dirs: Vec<String>,
-    /// What is no file and no directory, and what it is.
+    /// Entries that are neither files nor directories, and their kinds.
     pub(crate) skipped: Vec<(PathBuf, &'static str)>,
-    /// What could not be read, and why.
+    /// Entries that could not be read, and the reasons.
     pub(crate) failed: Vec<(PathBuf, String)>,
 }
 
@@ -42,7 +42,7 @@ impl Tree {
 /// Reads a whole tree.
 ///
 /// # Errors
-/// If the root itself cannot be read. What fails below is in [`Tree::failed`].
+/// If the root itself cannot be read. Failures below it are in [`Tree::failed`].
 pub(crate) fn walk(root: &Path) -> io::Result<Tree> {
     let mut tree = Tree::default();
     let mut pending = vec![Pending { path: root.to_owned(), key: String::new() }];
@@ -62,7 +62,7 @@ pub(crate) fn walk(root: &Path) -> io::Result<Tree> {
 /// A directory to be read.
 struct Pending {
     path: PathBuf,
-    /// Its key with the `/` behind; empty for the root.
+    /// Its key with a trailing `/`; empty for the root.
     key: String,
 }
 
@@ -84,7 +84,7 @@ impl Tree {
         }
     }
 
-    /// Says whether the entry makes its directory be there without a key of its own.
+    /// Returns whether the entry makes a key of its own for its directory unnecessary.
     fn add(
         &mut self,
         dir: &Pending,
@@ -111,7 +111,7 @@ impl Tree {
     }
 }
 
-/// What an entry is, if it is neither a regular file nor a directory.
+/// The kind of an entry that is neither a regular file nor a directory.
 fn not_stored(file_type: FileType) -> Option<&'static str> {
     if file_type.is_file() || file_type.is_dir() {
         return None;
@@ -129,9 +129,9 @@ fn not_stored(file_type: FileType) -> Option<&'static str> {
 
 fn not_utf8(file_type: FileType) -> &'static str {
     if file_type.is_dir() {
-        "its name is not UTF-8, as keys are; nothing below it was imported"
+        "its name is not UTF-8, which keys must be; nothing below it was imported"
     } else {
-        "its name is not UTF-8, as keys are"
+        "its name is not UTF-8, which keys must be"
     }
 }
 
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn links_and_special_files_are_named_and_never_followed() {
+    fn links_and_special_files_are_reported_not_followed() {
         let dir = Scratch::new();
         fs::create_dir(dir.path().join("d")).unwrap();
         symlink("..", dir.path().join("d/up")).unwrap();
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_not_utf8_are_refused_with_all_below() {
+    fn non_utf8_names_are_refused_with_their_subtree() {
         let dir = Scratch::new();
         let bad = dir.path().join(OsStr::from_bytes(b"bad\xff"));
         fs::create_dir(&bad).unwrap();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_is_no_directory_is_an_error() {
+    fn root_must_be_a_directory() {
         let dir = Scratch::new();
         assert_eq!(walk(&dir.path().join("no")).unwrap_err().kind(), io::ErrorKind::NotFound);
         fs::write(dir.path().join("f"), "").unwrap();

@@ -5,10 +5,11 @@
 //! push read auto://127.0.0.1:7482 Ada         # in other terminals, as many as you like
 //! ```
 //!
-//! Readers connect, and serve `Reader` on that connection: nobody can connect to them, nor needs to. Each
-//! has a line of its own for articles, so one that hangs holds up nobody else. It is forgotten when it
-//! takes longer than `--patience` for an article, or has [`MOST_WAITING`] of them to read. A server that
-//! comes back finds its readers again, and a reader that comes back takes its own place over.
+//! Readers connect, and serve `Reader` on that connection: nobody can connect to them, nor needs
+//! to. Each has a line of its own for articles, so one that hangs holds up nobody else. It is
+//! forgotten when it takes longer than `--patience` for an article, or has [`MOST_WAITING`] of them
+//! to read. A server that comes back finds its readers again, and a reader that comes back takes
+//! its own place over.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -19,27 +20,29 @@ use std::time::Duration;
 
 use clap::Parser;
 use examples::options::between_processes;
-use rpc_core::{Address, CallError, Channel, Code, ConnectionHandle, Context, Server, Status};
+use rpc_core::client::ConnectionHandle;
+use rpc_core::text::{is_printable, printable};
+use rpc_core::{Address, CallError, Channel, Code, Context, Server, Status};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-/// What the server has.
+/// The server's service.
 #[rpc_core::service]
 trait News {
-    /// From now on the caller is told what is new. `reader` is a number of its own, by which it takes its
-    /// place over when it comes back on another connection.
+    /// Sends the caller all articles from now on. `reader` is a number that the caller has chosen:
+    /// with it, the caller keeps its place when it reconnects.
     #[rpc(idempotent)]
     async fn subscribe(&self, name: &str, reader: u64) -> Result<(), CallError<Taken>>;
 }
 
-/// What its clients have.
+/// The clients' service.
 #[rpc_core::service]
 trait Reader {
     async fn article(&self, text: &str);
 }
 
-/// Another one has that name.
+/// Another reader has that name.
 #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(crate = "rpc_core::serde")]
 struct Taken;
@@ -47,7 +50,7 @@ struct Taken;
 const MOST_READERS: usize = 1_000;
 /// Longest name, characters.
 const LONGEST_NAME: usize = 64;
-/// Articles that a reader may be behind.
+/// Articles that a reader may lag behind.
 const MOST_WAITING: usize = 16;
 /// Pause before a reader asks a server again that has refused it or gone away.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -56,9 +59,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 struct Article {
     text: Arc<str>,
-    /// How many have read it.
+    /// The number of readers that have received it.
     told: Arc<AtomicUsize>,
-    /// Dropped by all readers when it has come to all who will get it.
+    /// Each reader drops its sender when it has received the article or will not receive it.
     _on_its_way: mpsc::Sender<()>,
 }
 
@@ -85,8 +88,8 @@ impl Desk {
         Self { places: Arc::default(), patience }
     }
 
-    /// Gives an article to all readers, and waits for none of them. The future gives how many have read
-    /// it, once no more will.
+    /// Gives an article to all readers, and waits for none of them. The future gives how many have
+    /// read it, once no more will.
     fn publish(&self, text: &str) -> impl Future<Output = usize> + use<> {
         let told = Arc::<AtomicUsize>::default();
         let (on_its_way, mut all) = mpsc::channel(1);
@@ -95,7 +98,7 @@ impl Desk {
         locked(&self.places).retain(|name, place| {
             let given = place.articles.try_send(article.clone());
             if let Err(mpsc::error::TrySendError::Full(_)) = given {
-                eprintln!("{name} is forgotten: it is {MOST_WAITING} articles behind");
+                eprintln!("dropping {name}: it is {MOST_WAITING} articles behind");
             }
             given.is_ok()
         });
@@ -107,7 +110,7 @@ impl Desk {
         }
     }
 
-    /// Tells one reader all articles, until it cannot be told.
+    /// Sends one reader its articles, until that fails.
     async fn tell(
         places: Arc<Mutex<HashMap<String, Place>>>,
         name: String,
@@ -122,9 +125,9 @@ impl Desk {
                     article.told.fetch_add(1, Ordering::Relaxed);
                 }
                 Err(status) => {
-                    eprintln!("{name} is not told: {status}");
+                    eprintln!("cannot notify {name}: {status}");
                     let mut places = locked(&places);
-                    // Unless it has come back meanwhile.
+                    // Unless the reader has reconnected in the meantime.
                     if places.get(&name).is_some_and(|place| place.connection == connection) {
                         places.remove(&name);
                     }
@@ -138,8 +141,8 @@ impl Desk {
 impl News for Desk {
     async fn subscribe(&self, name: &str, reader: u64) -> Result<(), CallError<Taken>> {
         let length = name.chars().count();
-        if !(1..=LONGEST_NAME).contains(&length) || name.contains(char::is_control) {
-            let text = format!("a name has 1 to {LONGEST_NAME} characters that can be shown");
+        if !(1..=LONGEST_NAME).contains(&length) || !is_printable(name) {
+            let text = format!("a name has 1 to {LONGEST_NAME} printable characters");
             return Err(Status::invalid_argument(text).into());
         }
         let connection = Context::current()
@@ -149,10 +152,10 @@ impl News for Desk {
         places.retain(|_, place| place.connection.close_cause().is_none());
         match places.get(name) {
             Some(place) if place.reader != reader => return Err(CallError::User(Taken)),
-            // This call came twice.
+            // A repeated call.
             Some(place) if place.connection == connection => return Ok(()),
             None if places.len() == MOST_READERS => {
-                return Err(Status::resource_exhausted("there are 1,000 readers already").into());
+                return Err(Status::resource_exhausted("there are already 1,000 readers").into());
             }
             _ => {}
         }
@@ -162,18 +165,18 @@ impl News for Desk {
         drop(places);
         let (places, name) = (Arc::clone(&self.places), name.to_owned());
         println!("{name} reads");
-        // It ends when its place is given up.
+        // The task ends when its place is given up.
         tokio::spawn(Self::tell(places, name, connection, waiting, self.patience));
         Ok(())
     }
 }
 
-/// Shows what it is told.
+/// Prints articles.
 struct Shown;
 
 impl Reader for Shown {
     async fn article(&self, text: &str) {
-        println!("{text}");
+        println!("{}", printable(text));
     }
 }
 
@@ -187,7 +190,7 @@ async fn serve(address: &Address, patience: Duration) -> Result<(), Box<dyn std:
         let mut publishing = JoinSet::new();
         while let Some(line) = lines.next_line().await? {
             let told = desk.publish(&line);
-            publishing.spawn(async move { println!("told {}", told.await) });
+            publishing.spawn(async move { println!("sent to {}", told.await) });
             while publishing.try_join_next().is_some() {}
         }
         publishing.join_all().await;
@@ -203,7 +206,7 @@ async fn read(address: &Address, name: &str) -> Result<(), Box<dyn std::error::E
     let channel =
         Channel::builder().serve(ReaderServer::new(Shown)).connect_lazy(address.to_string())?;
     let news = NewsClient::new(channel.clone());
-    // Hashers begin with a random number.
+    // Hashers start with a random number.
     let reader = RandomState::new().build_hasher().finish();
     let mut is_said = false;
     loop {
@@ -212,12 +215,13 @@ async fn read(address: &Address, name: &str) -> Result<(), Box<dyn std::error::E
                 println!("reading as {name}");
                 is_said = false;
                 let cause = channel.closed().await;
-                eprintln!("the server is away: {cause}");
+                eprintln!("the server is unavailable: {cause}");
             }
             Err(CallError::User(Taken)) => {
                 let text = format!(
-                    "another reader is called {name}: take another name, or end that one; if it has gone, \
-                     the server forgets it when it finds its connection dead, so try again later"
+                    "another reader is called {name}: choose another name, or stop that reader; if \
+                     it is gone, try again later, when the server has noticed that its connection \
+                     is dead"
                 );
                 return Err(text.into());
             }
@@ -240,7 +244,7 @@ async fn read(address: &Address, name: &str) -> Result<(), Box<dyn std::error::E
     name = "push",
     version,
     after_help = "Examples:
-  push serve auto://127.0.0.1:7482         each line of its stdin goes to all who read; ends with it
+  push serve auto://127.0.0.1:7482         sends each line of its stdin to all readers; ends with it
   push read auto://127.0.0.1:7482 Ada      in other terminals; Ctrl-C ends it
 
 Addresses: auto://host:port (shm, rdma or tcp, whichever is best), shm://name, shm:///path,
@@ -249,7 +253,7 @@ rdma://host:port, tcp://host:port. RUST_LOG=info shows more.
 Exit status: 0 done, 1 failed, 2 wrong usage."
 )]
 enum Options {
-    /// Tells each line of its stdin to all readers.
+    /// Sends each line of its stdin to all readers.
     Serve {
         /// Where to listen; port 0 takes a free one.
         #[arg(value_parser = between_processes)]
@@ -258,12 +262,12 @@ enum Options {
         #[arg(long, value_name = "SECONDS", default_value_t = 5)]
         patience: u64,
     },
-    /// Shows what the server tells.
+    /// Shows the articles that the server sends.
     Read {
-        /// Where the server is, or will be: it is waited for.
+        /// The address of the server; waits until it is there.
         #[arg(value_parser = between_processes)]
         address: Address,
-        /// Who reads; no two readers have one name.
+        /// The name of the reader, which must be unique.
         name: String,
     },
 }
@@ -280,7 +284,7 @@ async fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            eprintln!("error: {}", printable(&error.to_string()));
             ExitCode::FAILURE
         }
     }
@@ -290,7 +294,7 @@ async fn main() -> ExitCode {
 mod tests {
     use super::*;
 
-    /// Keeps what it is told.
+    /// Records articles.
     struct Kept(mpsc::UnboundedSender<String>);
 
     impl Reader for Kept {
@@ -315,7 +319,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reader_that_comes_back_takes_its_place_over() {
+    async fn returning_reader_takes_over_its_place() {
         let (desk, address) = desk("back").await;
         let (first, mut to_first) = reader(&address).await;
         let (second, mut to_second) = reader(&address).await;
@@ -327,7 +331,7 @@ mod tests {
         second.subscribe("Ada", 7).await.expect("her own place");
         assert_eq!(desk.publish("sun").await, 1);
         assert_eq!(to_second.recv().await.as_deref(), Some("sun"));
-        assert!(to_first.try_recv().is_err(), "one of her is told");
+        assert!(to_first.try_recv().is_err(), "only her newest connection gets articles");
     }
 
     #[tokio::test]
@@ -338,7 +342,7 @@ mod tests {
             let refused = reader.subscribe(name, 7).await.expect_err("no name");
             let CallError::Status(status) = refused else { panic!("{refused:?}") };
             assert_eq!(status.code(), Code::InvalidArgument);
-            assert!(status.message().contains("1 to 64 characters"), "{status}");
+            assert!(status.message().contains("1 to 64 printable characters"), "{status}");
         }
         reader.subscribe(&"ü".repeat(64), 7).await.expect("as long as it may be");
     }

@@ -1,4 +1,4 @@
-//! What the examples say of a channel.
+//! Output of the examples about a channel.
 
 use rpc_core::Channel;
 

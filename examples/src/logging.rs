@@ -8,12 +8,12 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Says what is logged.
+/// Configures the log.
 const VARIABLE: &str = "RUST_LOG";
 
-/// Starts logging. `RUST_LOG` says what is shown: a level, or levels of modules such as
-/// `info,rpc_core::server=debug`. The default is warnings and errors. Ends the process with an error
-/// where the variable cannot be read as that.
+/// Starts logging. `RUST_LOG` configures it: a level, or levels of modules such as
+/// `info,rpc_core::server=debug`. The default is warnings and errors. Ends the process with an
+/// error if the variable cannot be parsed.
 pub fn init() {
     let filter = filter(env::var(VARIABLE)).unwrap_or_else(|error| {
         eprintln!("error: {error}");
@@ -36,8 +36,8 @@ fn filter(said: Result<String, VarError>) -> Result<Targets, String> {
     }
     said.parse().map_err(|error| {
         format!(
-            "{VARIABLE}={said:?}: {error}; it takes off, error, warn, info, debug or trace, alone or for \
-             a module, in a list: info,rpc_core::server=debug"
+            "{VARIABLE}={said:?}: {error}; use off, error, warn, info, debug or trace, alone or \
+             per module, in a list: info,rpc_core::server=debug"
         )
     })
 }
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named_with_what_can() {
+    fn invalid_filter_lists_the_valid_ones() {
         let error = said("rpc_core=loud").unwrap_err();
         assert!(error.starts_with("RUST_LOG=\"rpc_core=loud\": "), "{error}");
         assert!(error.contains("info,rpc_core::server=debug"), "{error}");

@@ -7,7 +7,7 @@ use rpc_core::{Codec, PollMode};
 /// How an end of a connection waits for the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum Poll {
-    /// Spin for a moment, then sleep: no CPU time when idle
+    /// Spin briefly, then sleep: no CPU time when idle
     #[default]
     Adaptive,
     /// Never sleep: the lowest latency, one core at 100 %
@@ -48,12 +48,12 @@ impl From<CodecName> for Codec {
 /// Reads an address that another process can reach.
 ///
 /// # Errors
-/// What is wrong and what would be right.
+/// The mistake and its correction.
 pub fn between_processes(text: &str) -> Result<Address, String> {
     let address: Address = text.parse().map_err(|error| format!("{error}"))?;
     match &address {
         Address::Mem(name) => {
-            Err(format!("mem:// stays within one process; use shm://{name} between two"))
+            Err(format!("mem:// cannot be reached from another process; use shm://{name}"))
         }
         _ => Ok(address),
     }

@@ -1,6 +1,6 @@
-//! What `serve` commands share: their options, READY lines, and the end by a signal.
+//! The common part of the `serve` commands: their options, READY lines, and the end by a signal.
 //!
-//! Owns a server from its options until it has ended. Knows nothing of what is served.
+//! Owns a server from its options until it has ended. Knows nothing of the service.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -9,16 +9,18 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use rpc_core::health::HealthReporter;
-use rpc_core::{Address, ListenError, ServerBuilder};
+use rpc_core::stats::StatsHandle;
+use rpc_core::{Address, ListenError, ServerBuilder, signal};
+use rustix::process::Signal;
+use tokio::signal::unix::{self, SignalKind};
 
-use crate::metrics;
 use crate::options::Poll;
-use crate::signals::EndSignals;
 
 /// How a server works.
 #[derive(Debug, Args)]
 pub struct ServerArgs {
-    /// Tasks that serve connections, per kind of address: more use more cores; 0: one for each worker of the runtime
+    /// Tasks that serve connections, per kind of address: more use more cores; 0: one for each
+    /// worker of the runtime
     #[arg(
         long,
         value_name = "N",
@@ -27,7 +29,7 @@ pub struct ServerArgs {
     )]
     pub shards: usize,
 
-    /// How long to serve on after a signal to end, before clients are told to go away, seconds
+    /// How long to serve on after a signal to end, before clients are asked to go away, seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     pub drain_lead: u32,
 
@@ -39,13 +41,14 @@ pub struct ServerArgs {
     #[arg(long, value_enum, default_value_t)]
     pub poll: Poll,
 
-    /// Where to tell calls, times and connections over HTTP, for Prometheus: 127.0.0.1:9100. To
-    /// everybody who can reach it
+    /// Where to show calls, times and connections over HTTP, for Prometheus, and whether to send
+    /// calls (`/healthz`): 127.0.0.1:9100. To everybody who can reach it; on a loopback address to
+    /// programs of this machine alone
     #[arg(long, value_name = "IP:PORT")]
     pub metrics: Option<SocketAddr>,
 }
 
-/// Why a server ended otherwise than it was asked to.
+/// Why a server ended without a request.
 #[derive(Debug)]
 pub enum ServeError {
     /// It cannot listen, or can no longer.
@@ -68,8 +71,10 @@ impl From<ListenError> for ServeError {
     }
 }
 
-/// Serves until Ctrl-C or SIGTERM; a second one does not wait for calls in flight. Prints
-/// `READY <address>` for each address once it accepts.
+/// Serves until Ctrl-C or SIGTERM; a second signal does not wait for calls in flight. Prints
+/// `READY <address>` for each address once it accepts. `metrics` listens at
+/// [`ServerArgs::metrics`], and returns its address: the programs provide it, since this crate does
+/// not depend on HTTP.
 ///
 /// # Errors
 /// [`ServeError`].
@@ -80,10 +85,15 @@ pub async fn serve(
     builder: ServerBuilder,
     args: &ServerArgs,
     addresses: &[Address],
+    metrics: impl AsyncFnOnce(SocketAddr, StatsHandle, HealthReporter) -> io::Result<SocketAddr>,
 ) -> Result<(), ServeError> {
-    let mut signals = EndSignals::install()?;
+    let mut signals = signal::shutdown();
+    // A client may send more than a file may hold: that must be the client's error, and not end
+    // this process.
+    let _too_large = unix::signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
+    let health = HealthReporter::new();
     let server = builder
-        .health(&HealthReporter::new())
+        .health(&health)
         .reflection()
         .poll_mode(args.poll.into())
         .shards(args.shards)
@@ -92,8 +102,8 @@ pub async fn serve(
         .bind_all(addresses.iter().map(ToString::to_string))
         .await?;
     if let Some(address) = args.metrics {
-        let (address, _) = metrics::listen(address, server.stats_handle()).await?;
-        eprintln!("metrics: http://{address}/metrics");
+        let address = metrics(address, server.stats_handle(), health).await?;
+        eprintln!("metrics: http://{address}/metrics, health: http://{address}/healthz");
     }
     let mut stdout = io::stdout();
     for address in server.local_addresses() {
@@ -105,11 +115,11 @@ pub async fn serve(
     tokio::pin!(serving);
     tokio::select! {
         outcome = &mut serving => return Ok(outcome?),
-        () = signals.next() => handle.shutdown(),
+        () = &mut signals => handle.shutdown(),
     }
-    eprintln!("stopping; once more to stop at once");
+    eprintln!("stopping; again to stop at once");
     tokio::select! {
         outcome = serving => Ok(outcome?),
-        () = signals.next() => Err(ServeError::Interrupted),
+        () = &mut signals => Err(ServeError::Interrupted),
     }
 }

@@ -1,10 +1,11 @@
-//! For the programs' tests: directories that are removed at the end, and an end for what is stuck.
+//! For the programs' tests: directories that are removed at the end, and a time limit for what
+//! hangs.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Runs what could wait for ever; met only by what is stuck.
+/// Runs a future that could hang; only a hang reaches the limit.
 ///
 /// # Panics
 /// After two minutes.
@@ -35,7 +36,7 @@ impl Scratch {
         Self(path)
     }
 
-    /// Where it is.
+    /// Its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0

@@ -1,4 +1,4 @@
-//! Sizes, counts and times, as people write and read them.
+//! Sizes, counts and times, in the form that people write and read.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub fn counted(number: u64, one: &str, many: &str) -> String {
 pub fn bytes(size: u64) -> String {
     let mut unit = 0;
     let mut shown = size as f64;
-    // What would be printed as 1024.0 is 1.0 of the next unit.
+    // A value that would be printed as 1024.0 is 1.0 of the next unit.
     while shown >= 1023.95 && unit + 1 < UNITS.len() {
         shown /= 1024.0;
         unit += 1;
@@ -45,7 +45,7 @@ pub fn rate(size: u64, time: Duration) -> String {
     format!("{}/s", bytes(whole(per_second)))
 }
 
-/// The whole number next to a value; 0 for what is not positive.
+/// The nearest whole number; 0 for values that are not positive.
 #[must_use]
 #[allow(clippy::cast_possible_truncation, reason = "a cast saturates")]
 pub fn whole(value: f64) -> u64 {
@@ -68,11 +68,11 @@ pub fn time(time: Duration) -> String {
     format!("{value:.decimals$} {unit}")
 }
 
-/// Reads a size: a number of bytes, or with `K`, `M`, `G` or `T` (powers of 1024; `KiB` and `KB`
-/// mean the same).
+/// Reads a size: a number of bytes, optionally with `K`, `M`, `G` or `T` (powers of 1024; `KiB` and
+/// `KB` mean the same).
 ///
 /// # Errors
-/// What is wrong and what would be right.
+/// The mistake and its correction.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let wrong = || format!("`{text}` is not a size; write bytes, or 64K, 16M, 2G");
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());

@@ -1,8 +1,8 @@
-//! Blocks: bytes of files on their way. The one place that knows what they are made of.
+//! Blocks: bytes of files in transit. The one place that knows their representation.
 //!
-//! Owns the type that travels in arguments and results, how it is filled from a file and written to
-//! one. A block that is sent is filled where the device sends from; one that arrived is written
-//! from where it landed. Neither is copied in between.
+//! Owns the type that travels in arguments and results, and how it is filled from a file and
+//! written to one. An outgoing block is filled in memory that the device sends from; an incoming
+//! one is written from the memory it arrived in. Neither is copied in between.
 
 use std::fmt;
 use std::fs::File;
@@ -10,7 +10,8 @@ use std::io::{self, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use rpc_core::{Bulk, BulkMut, BulkPool};
+use rpc_core::bulk::BulkMut;
+use rpc_core::{Bulk, BulkPool};
 use serde::{Deserialize, Serialize};
 
 use super::sums::{Sum, leaf_sums, read_full, sum};
@@ -26,7 +27,7 @@ impl Block {
         self.0.len()
     }
 
-    /// Writes part of it to a file. Gives nothing if it has no such part. Nobody else may use the
+    /// Writes part of it to a file. Returns `None` if it has no such part. Nobody else may use the
     /// file's position.
     ///
     /// # Errors
@@ -71,17 +72,17 @@ pub(crate) struct BlockBuf {
     filled: usize,
 }
 
-/// Where a block is filled.
+/// The memory of a block that is being filled.
 #[derive(Debug)]
 enum Memory {
-    /// Where a connection's device sends from.
+    /// Memory that a connection's device sends from.
     Pooled(BulkMut),
     /// Anywhere.
     Own(Vec<u8>),
 }
 
 impl BlockBuf {
-    /// A buffer of so many bytes: one of the pool, if there is one and it has any.
+    /// A buffer of `bytes` bytes: one of the pool, if there is a pool and it has any.
     pub(crate) fn new(pool: Option<&BulkPool>, bytes: usize) -> Self {
         let pooled = pool.and_then(|pool| pool.take(bytes).ok());
         let memory = pooled.map_or_else(|| Memory::Own(vec![0; bytes]), Memory::Pooled);
@@ -93,8 +94,8 @@ impl BlockBuf {
         self.filled
     }
 
-    /// Adds bytes of a file, at most `bytes` and as many as there is room for. Gives how many they
-    /// are; fewer where the file ends.
+    /// Adds bytes of a file, at most `bytes` and as many as there is room for. Returns their
+    /// number, which is smaller where the file ends.
     ///
     /// # Errors
     /// The system's; nothing is added then.
@@ -114,7 +115,7 @@ impl BlockBuf {
         Ok(read)
     }
 
-    /// The checksum of what was added from `from` on.
+    /// The checksum of the bytes added from `from` on.
     pub(crate) fn sum(&self, from: usize) -> Sum {
         sum(&self.bytes()[from..])
     }
@@ -131,7 +132,7 @@ impl BlockBuf {
         }
     }
 
-    /// Takes back what was added from `from` on.
+    /// Removes the bytes added from `from` on.
     pub(crate) fn truncate(&mut self, from: usize) {
         self.filled = self.filled.min(from);
     }
@@ -152,7 +153,7 @@ mod tests {
     use examples::testing::Scratch;
 
     #[test]
-    fn a_block_holds_what_files_hold_and_writes_it_where_it_belongs() {
+    fn block_reads_and_writes_files_in_place() {
         let dir = Scratch::new();
         std::fs::write(dir.path().join("in"), b"0123456789").unwrap();
         let from = File::open(dir.path().join("in")).unwrap();

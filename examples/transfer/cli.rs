@@ -18,8 +18,8 @@ use super::sums::LEAF_BYTES;
 
 /// Copies files and directories between machines: over RDMA, shared memory or TCP.
 ///
-/// Every file is checked by checksum before it gets its name. What is there already is not sent
-/// again, and what was interrupted goes on where it stopped: run the same command again.
+/// Every file is verified by checksum before it gets its name. Existing files are not sent again,
+/// and an interrupted transfer resumes where it stopped: run the same command again.
 #[derive(Debug, Parser)]
 #[command(
     name = "transfer",
@@ -33,7 +33,7 @@ use super::sums::LEAF_BYTES;
 Directories are copied with all below them: contents, names of any bytes, permissions, times and
 symbolic links (as links; they are never followed). Owners, hard links, set-user-ID bits, extended
 attributes and the holes of sparse files (they arrive as zeros) are not kept; named pipes, sockets
-and devices are left out. What is said of a file names it as the server does, below its directory.
+and devices are left out. Messages about a file name it as the server does, below its directory.
 
 Addresses: auto://host:port (shm, rdma or tcp, whichever is best), shm://name, shm:///path,
 rdma://host:port, tcp://host:port. RUST_LOG=info shows more.
@@ -47,15 +47,15 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Give and take files of a directory until Ctrl-C; prints `READY <address>` for each address
+    /// Serve a directory until Ctrl-C; prints `READY <address>` for each address
     ///
-    /// Whoever can connect can read, replace and add files in DIR. Nothing outside DIR is read or
-    /// written: symbolic links are stored and given as what they are, and never followed.
+    /// Anybody who can connect can read, replace and add files in DIR. Nothing outside DIR is read
+    /// or written: symbolic links are stored and sent as links, and never followed.
     #[command(after_help = "Examples:
   transfer serve auto://127.0.0.1:7481 ./files          for this machine
   transfer serve auto://0.0.0.0:7481 /srv/files         for all others too
   transfer serve auto://0.0.0.0:7481 ./new --create     makes ./new first
-  transfer serve shm://files tcp://127.0.0.1:0 ./files  two ways to the same directory")]
+  transfer serve shm://files tcp://127.0.0.1:0 ./files  two addresses of the same directory")]
     Serve(ServeArgs),
     /// Copy files and directories to a server
     ///
@@ -66,15 +66,15 @@ pub(crate) enum Command {
     Send(SendArgs),
     /// Copy files and directories from a server
     ///
-    /// Each PATH is one below the server's directory, and keeps its last name; `.` is all of it.
+    /// Each PATH is relative to the server's directory, and keeps its last name; `.` is all of it.
     #[command(after_help = "Examples:
   transfer receive auto://10.0.0.7:7481 photos/2024 --to ./copy
   transfer receive auto://10.0.0.7:7481 .")]
     Receive(ReceiveArgs),
-    /// Compare files and directories with those at a server, by checksum
+    /// Compare files and directories with those on a server, by checksum
     ///
-    /// Prints each difference in a line on stdout: what is only at one side, and what has other
-    /// content, permissions or times. Changes nothing.
+    /// Prints each difference on a line of stdout: what is only on one side, and what differs in
+    /// contents, permissions or times. Changes nothing.
     #[command(after_help = "Examples:
   transfer verify auto://10.0.0.7:7481 ./photos
   transfer verify auto://10.0.0.7:7481 ./photos --into backup/monday")]
@@ -91,7 +91,7 @@ pub(crate) struct ServeArgs {
     #[arg(value_name = "DIR", required = true)]
     pub(crate) dir: PathBuf,
 
-    /// Make DIR if it is not there
+    /// Create DIR if it does not exist
     #[arg(long)]
     pub(crate) create: bool,
 
@@ -99,7 +99,7 @@ pub(crate) struct ServeArgs {
     pub(crate) server: ServerArgs,
 }
 
-/// What every client command needs to connect.
+/// The options that every client command needs to connect.
 #[derive(Debug, Args)]
 pub(crate) struct ConnectArgs {
     /// Where the server listens
@@ -120,11 +120,11 @@ pub(crate) struct SendArgs {
     #[command(flatten)]
     pub(crate) connect: ConnectArgs,
 
-    /// Files and directories of this machine
+    /// Local files and directories
     #[arg(value_name = "PATH", required = true)]
     pub(crate) paths: Vec<PathBuf>,
 
-    /// Put them into this directory below the server's; it is created if it is not there
+    /// Put them into this directory below the server's; created if it does not exist
     #[arg(
         long,
         value_name = "SUBDIR",
@@ -147,7 +147,7 @@ pub(crate) struct ReceiveArgs {
     #[arg(value_name = "PATH", required = true, value_parser = below())]
     pub(crate) paths: Vec<Below>,
 
-    /// Put them into this directory; it is created if it is not there
+    /// Put them into this directory; created if it does not exist
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub(crate) to: PathBuf,
 
@@ -160,11 +160,11 @@ pub(crate) struct VerifyArgs {
     #[command(flatten)]
     pub(crate) connect: ConnectArgs,
 
-    /// Files and directories of this machine, as they were sent or received
+    /// Local files and directories, as they were sent or received
     #[arg(value_name = "PATH", required = true)]
     pub(crate) paths: Vec<PathBuf>,
 
-    /// The directory below the server's in which they are
+    /// Their directory, below the server's
     #[arg(
         long,
         value_name = "SUBDIR",
@@ -174,30 +174,30 @@ pub(crate) struct VerifyArgs {
     )]
     pub(crate) into: Below,
 
-    /// Batches on their way at once
+    /// Number of batches in flight
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = in_flight())]
     pub(crate) in_flight: usize,
 
-    /// No progress bar and no last line; differences and failures are told anyhow
+    /// No progress bar and no summary; differences and failures are still printed
     #[arg(short, long)]
     pub(crate) quiet: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct CopyArgs {
-    /// Bytes of a block of a large file: a multiple of 256K, at most 32M
+    /// Block size for large files: a multiple of 256K, at most 32M
     #[arg(long, value_name = "BYTES", default_value = "1M", value_parser = block)]
     pub(crate) block: usize,
 
-    /// Blocks, or batches of small files, on their way at once
+    /// Number of blocks, or batches of small files, in flight
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = in_flight())]
     pub(crate) in_flight: usize,
 
-    /// Most bytes a second; without it there is no limit. K, M, G are understood
+    /// Maximum bytes per second [default: no limit]; accepts K, M, G
     #[arg(long, value_name = "BYTES", value_parser = rate)]
     pub(crate) limit: Option<u64>,
 
-    /// No progress bar and no last line; failures are told anyhow
+    /// No progress bar and no summary; failures are still printed
     #[arg(short, long)]
     pub(crate) quiet: bool,
 }
@@ -250,7 +250,7 @@ fn block(text: &str) -> Result<usize, String> {
 
 fn rate(text: &str) -> Result<u64, String> {
     match parse_bytes(text)? {
-        0 => Err("a limit is more than 0 bytes a second".to_owned()),
+        0 => Err("the limit must be more than 0 bytes per second".to_owned()),
         bytes => Ok(bytes),
     }
 }

@@ -1,4 +1,4 @@
-//! `transfer send`, `receive` and `verify`: which side is which, and which path becomes which.
+//! `transfer send`, `receive` and `verify`: the sides of each, and the paths at either side.
 
 use std::collections::HashSet;
 use std::fs;
@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use examples::channel::path;
-use examples::signals::EndSignals;
 use examples::units::counted;
 use rpc_core::Status;
 
@@ -95,16 +94,16 @@ async fn copy(
     progress.finish(&path)
 }
 
-/// Ctrl-C and SIGTERM end it in order: what is being written is finished, or gone on with next
+/// Ctrl-C and SIGTERM end it in order: a file that is being written is completed, or resumed next
 /// time.
 async fn until_signal<T>(
     progress: &Progress,
     work: impl Future<Output = Result<T, CommandError>>,
 ) -> Result<T, CommandError> {
-    let mut signals = EndSignals::install()?;
+    let signals = rpc_core::signal::shutdown();
     tokio::select! {
         done = work => done,
-        () = signals.next() => Err(CommandError::InterruptedAfter(progress.so_far())),
+        () = signals => Err(CommandError::InterruptedAfter(progress.so_far())),
     }
 }
 
@@ -118,7 +117,7 @@ fn machine() -> Result<LocalFiles, CommandError> {
     Ok(LocalFiles::new(Tree::open(root).map_err(CommandError::file(root))?))
 }
 
-/// Where paths of the command line are, and what they become.
+/// The places of paths of the command line, and their targets.
 fn roots(paths: &[PathBuf], into: &Below) -> Result<Vec<Root>, CommandError> {
     let mut roots = Vec::new();
     for path in paths {
@@ -135,13 +134,14 @@ fn roots(paths: &[PathBuf], into: &Below) -> Result<Vec<Root>, CommandError> {
     Ok(roots)
 }
 
-/// A path without links on the way. What it names may be a link, which is copied as one.
+/// A path without links in its directories. The path itself may name a link, which is copied as
+/// one.
 fn whole(path: &Path) -> io::Result<PathBuf> {
     match (path.parent(), path.file_name()) {
         (Some(parent), Some(name)) => {
             let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
             let whole = fs::canonicalize(parent)?.join(name);
-            // Said now and not after connecting.
+            // Checked now and not after connecting.
             whole.symlink_metadata().map(|_| whole)
         }
         _ => fs::canonicalize(path),
@@ -164,7 +164,7 @@ mod tests {
     use examples::testing::Scratch;
 
     #[test]
-    fn paths_keep_their_last_name_and_links_stay_links() {
+    fn paths_keep_their_last_name_and_links() {
         let dir = Scratch::new();
         fs::create_dir_all(dir.path().join("real/d")).unwrap();
         symlink("real", dir.path().join("way")).unwrap();

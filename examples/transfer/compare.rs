@@ -14,7 +14,7 @@ pub(crate) struct Summed<'a> {
     pub(crate) side: &'a Side,
     /// Its path.
     pub(crate) path: &'a Bytes,
-    /// Whether its partial file is meant.
+    /// Whether it is its partial file.
     pub(crate) part: bool,
 }
 
@@ -30,8 +30,8 @@ impl Summed<'_> {
     }
 }
 
-/// The sums of the leaves that two files, the first one of so many bytes, have in common from their
-/// beginning on.
+/// The sums of the leaves that two files have in common from their beginning on; the first one has
+/// this many bytes.
 pub(crate) async fn common_leaves(
     one: Summed<'_>,
     other: Summed<'_>,
@@ -48,14 +48,14 @@ pub(crate) async fn common_leaves(
         let (ours, theirs) = try_join(one.sums(first, count), other.sums(first, count)).await?;
         let equal = ours.iter().zip(&theirs).take_while(|(one, other)| one == other).count();
         common.extend(&ours[..equal]);
-        // Also where a file is shorter than it was.
+        // Also if a file is shorter than it was.
         if (equal as u64) < count {
             return Ok(common);
         }
     }
 }
 
-/// The bytes of a file that so many leaves from its beginning cover.
+/// The number of bytes that this many leaves from a file's beginning cover.
 pub(crate) fn covered(leaves: usize, bytes: u64) -> u64 {
     (leaves as u64).saturating_mul(LEAF_BYTES as u64).min(bytes)
 }

@@ -6,13 +6,13 @@ use super::cli::ConnectArgs;
 use super::error::CommandError;
 use super::service::FilesClient;
 
-/// Connects. Calls have no deadline, since how long a large file takes nobody knows: that a server
-/// is gone is found by the connection.
+/// Connects. Calls have no deadline, since nobody knows how long a large file takes: the connection
+/// detects that a server is gone.
 pub(crate) async fn connect(args: &ConnectArgs) -> Result<FilesClient, CommandError> {
     let channel = Channel::builder()
         .codec(args.codec.into())
         .poll_mode(args.poll.into())
-        // What is known of the other side's files ends with the connection.
+        // The knowledge of the other side's files ends with the connection.
         .reconnect(None)
         .connect(args.address.to_string())
         .await

@@ -1,15 +1,15 @@
-//! Copying from one side to the other: what comes before what.
+//! Copying from one side to the other: the order of steps.
 //!
 //! Owns the order (directories, links, small files, large files, modes and times of directories),
-//! the bounds of what is on its way at once, and what becomes of failures. How files are copied is
+//! the bounds of what is in flight at once, and the handling of failures. How files are copied is
 //! in `small.rs` and `large.rs`.
 //!
 //! Invariants:
-//! 1. Whatever fails alone is told once and counted once, and the rest goes on. Only the end of the
-//!    connection ends the whole.
+//! 1. An isolated failure is printed once and counted once, and the rest continues. Only the end of
+//!    the connection ends the whole copy.
 //! 2. No file is copied at the same time as one that could have its partial file's name
 //!    ([`part_rank`]).
-//! 3. At most `in_flight` batches or blocks are on their way, each of at most `block_bytes`.
+//! 3. At most `in_flight` batches or blocks are in flight, each of at most `block_bytes`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
@@ -38,7 +38,7 @@ const LARGE_FILES: usize = 4;
 pub(crate) struct Options {
     /// Bytes of a block; a multiple of a leaf.
     pub(crate) block_bytes: usize,
-    /// Blocks or batches on their way at once.
+    /// Blocks or batches in flight at once.
     pub(crate) in_flight: usize,
     /// Most bytes a second.
     pub(crate) limit: Option<u64>,
@@ -53,15 +53,15 @@ pub(crate) struct Copy<'a> {
     pub(super) progress: &'a Progress,
     pub(super) options: Options,
     pub(super) blocks: Semaphore,
-    /// When the next byte may go.
+    /// When the next byte may be sent.
     pace: Mutex<Option<Instant>>,
-    /// Files that did not make it, to be tried once more.
+    /// Files that failed, to be tried once more.
     again: Mutex<Vec<Item<u64>>>,
-    /// Files that are there, but not with their mode and time.
+    /// Files that are complete, but lack their mode and time.
     unsettled: Mutex<Vec<Settle>>,
 }
 
-/// Whether a file that did not make it may be tried again.
+/// Whether a file that failed may be tried again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Attempt {
     First,
@@ -90,10 +90,10 @@ impl<'a> Copy<'a> {
         }
     }
 
-    /// Copies all that is in a plan.
+    /// Copies everything in a plan.
     ///
     /// # Errors
-    /// When the connection ends. Everything else is told and counted.
+    /// When the connection ends. Everything else is printed and counted.
     pub(crate) async fn run(&self, mut plan: Plan) -> Result<(), Status> {
         for (path, error) in &plan.failed {
             self.progress.fail(&format_args!("{}: {error}", self.shown(path)));
@@ -116,14 +116,14 @@ impl<'a> Copy<'a> {
         }
         let unsettled = std::mem::take(&mut *self.unsettled.lock());
         self.settle(unsettled, self.options.in_flight).await?;
-        // A directory's time changes with what is put into it, and one that nobody may write into
-        // is closed last: what is below comes first, one batch after the other.
+        // A directory's time changes when entries are added to it, and an unwritable directory must
+        // be closed last: lower directories come first, one batch after the other.
         let dirs = plan.dirs.iter().rev();
         let dirs = dirs.map(|dir| Settle { path: dir.to.clone(), meta: dir.meta }).collect();
         self.settle(dirs, 1).await
     }
 
-    /// Does something with every item, so many at once.
+    /// Processes every item, `at_once` at a time.
     pub(super) async fn each<T, F>(
         &self,
         items: impl IntoIterator<Item = T>,
@@ -136,14 +136,14 @@ impl<'a> Copy<'a> {
         stream::iter(items).map(Ok).try_for_each_concurrent(at_once, work).await
     }
 
-    /// Gives the directories that could not be made.
+    /// Returns the directories that could not be created.
     async fn make_dirs(&self, dirs: &[Item<()>]) -> Result<HashSet<Bytes>, Status> {
         let missing = Mutex::new(HashSet::new());
         let batch = async |batch: &[Item<()>]| {
             let answers = self.sink.make_dirs(batch.iter().map(|dir| dir.to.clone()).collect());
             let failed = |dir: &Item<()>, error| {
                 let mut missing = missing.lock();
-                // Where the one above is missing, so is this, and that has been told.
+                // If its parent is missing so is this one, and that has been printed.
                 if !above(&dir.to).any(|path| missing.contains(path)) {
                     let shown = self.shown(&dir.from);
                     self.progress
@@ -153,14 +153,14 @@ impl<'a> Copy<'a> {
             };
             self.answered(answers.await, batch, |_| self.progress.dir(), failed)
         };
-        // What is above comes first, so batches wait for each other.
+        // Parents come first, so batches wait for each other.
         for dirs in dirs.chunks(BATCH) {
             batch(dirs).await?;
         }
         Ok(missing.into_inner())
     }
 
-    /// Takes out of a plan what is below directories that are missing, or is one of them.
+    /// Removes from a plan the missing directories and everything below them.
     fn leave_out(&self, plan: &mut Plan, missing: &HashSet<Bytes>) {
         let there = |path: &Bytes| {
             !missing.contains(path) && !above(path).any(|above| missing.contains(above))
@@ -196,7 +196,7 @@ impl<'a> Copy<'a> {
         .await
     }
 
-    /// Gives what is there its mode and time.
+    /// Sets mode and time of existing entries.
     async fn settle(&self, items: Vec<Settle>, at_once: usize) -> Result<(), Status> {
         self.each(items.chunks(BATCH), at_once, async |batch| {
             let answers = self.sink.settle(batch.to_vec()).await;
@@ -213,7 +213,7 @@ impl<'a> Copy<'a> {
         .await
     }
 
-    /// Deals with the answers to a batch, or with there being none.
+    /// Handles the answers to a batch, or their absence.
     pub(super) fn answered<T, U>(
         &self,
         answers: Answers<U>,
@@ -236,8 +236,8 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    /// Files for which there was no room, one by one: others that failed have made some. And files
-    /// that another transfer wrote at the same time: it may have ended.
+    /// Retries, one by one, files for which there was no room: other failed ones have made some.
+    /// And files that another transfer wrote at the same time: it may have ended.
     async fn once_more(&self) -> Result<(), Status> {
         let mut files = std::mem::take(&mut *self.again.lock());
         files.sort_unstable_by_key(|file| file.what);
@@ -247,7 +247,7 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    /// A file that did not make it.
+    /// A file that was not copied.
     pub(super) fn file_failed(&self, file: &Item<u64>, error: &SideError, attempt: Attempt) {
         if attempt == Attempt::First && error.may_pass() {
             self.again.lock().push(file.clone());
@@ -256,7 +256,7 @@ impl<'a> Copy<'a> {
         }
     }
 
-    /// A file that is there already, with these modes and times.
+    /// A file that is there already. `is_settled`: it also has its mode and time.
     pub(super) fn file_kept(&self, file: &Item<u64>, is_settled: bool) {
         if !is_settled {
             self.unsettled.lock().push(Settle { path: file.to.clone(), meta: file.meta });
@@ -269,7 +269,7 @@ impl<'a> Copy<'a> {
         self.progress.fail(&format_args!("{}: {error}", self.shown(path)));
     }
 
-    /// A path of the source as it is said by every command: as at the server.
+    /// A path of the source as every command prints it: as at the server.
     pub(super) fn shown(&self, path: &[u8]) -> String {
         let below = |root: &Root| match path.strip_prefix(&*root.from)? {
             b"" => Some(root.to.to_vec()),
@@ -281,7 +281,7 @@ impl<'a> Copy<'a> {
         Shown(at_server.as_deref().unwrap_or(path)).to_string()
     }
 
-    /// Waits until so many bytes more may go.
+    /// Waits until this many more bytes may be sent.
     pub(super) async fn pace(&self, bytes: u64) {
         let Some(limit) = self.options.limit else { return };
         let takes = Duration::from_secs_f64(bytes as f64 / limit as f64);
@@ -312,7 +312,7 @@ fn by_rank(files: Vec<Item<u64>>) -> BTreeMap<usize, Vec<Item<u64>>> {
     ranks
 }
 
-/// What a person calls what is not copied.
+/// The word for an entry that is not copied.
 pub(crate) fn special_word(special: Special) -> &'static str {
     match special {
         Special::Pipe => "named pipe",

@@ -20,17 +20,17 @@ pub(crate) enum CommandError {
     File {
         /// Where.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
     /// A directory to serve that is not there.
-    #[error("{}: there is no such directory; correct the path, or add --create to make it", .0.display())]
+    #[error("{}: no such directory; correct the path, or add --create to create it", .0.display())]
     NoDirectory(PathBuf),
     /// A path of the command line that has no name of its own.
-    #[error("{}: it has no name to be stored under; name what is in it", .0.display())]
+    #[error("{}: it has no name to be stored under; pass its contents instead", .0.display())]
     Nameless(PathBuf),
     /// Two paths of the command line have the same name.
-    #[error("two of the paths would become `{0}`; copy them one after the other, into two places")]
+    #[error("two of the paths would become `{0}`; copy them separately, to different places")]
     Clash(String),
     /// Nobody reads what is printed any more.
     #[error("the output was closed")]
@@ -39,7 +39,7 @@ pub(crate) enum CommandError {
     #[error("interrupted")]
     Interrupted,
     /// Ctrl-C or SIGTERM in the middle.
-    #[error("interrupted, {0}; run the same command again to go on from there")]
+    #[error("interrupted, {0}; run the same command again to resume")]
     InterruptedAfter(String),
     /// Some files failed; each has been named.
     #[error("{0} failed, see above")]
@@ -48,7 +48,7 @@ pub(crate) enum CommandError {
     #[error("{0}, see above")]
     Different(String),
     /// The connection ended in the middle.
-    #[error("stopped, {done}: {status}; run the same command again to go on from there")]
+    #[error("stopped, {done}: {status}; run the same command again to resume")]
     Stopped {
         /// How much was done.
         done: String,

@@ -1,7 +1,6 @@
-//! The service behind a directory: what a server answers with, and what a client does at its own
-//! end.
+//! The service behind a directory: a server's answers, and a client's operations at its own end.
 //!
-//! Owns the limits of a call, and the way from the runtime to threads that may block.
+//! Owns the limits of a call, and the hand-over from the runtime to threads that may block.
 
 use std::sync::Arc;
 
@@ -28,12 +27,12 @@ pub(crate) struct LocalFiles {
 }
 
 impl LocalFiles {
-    /// Those of a directory.
+    /// The files of a directory.
     pub(crate) fn new(tree: Tree) -> Self {
         Self { tree: Arc::new(tree), pool: None }
     }
 
-    /// Reads blocks where a channel sends from.
+    /// Reads blocks into memory that a channel sends from.
     pub(crate) fn sent_through(self, channel: &Channel) -> Self {
         Self { pool: Some(channel.bulk_pool().clone()), ..self }
     }
@@ -44,7 +43,7 @@ impl LocalFiles {
         context.and_then(|context| context.bulk_pool().cloned()).or_else(|| self.pool.clone())
     }
 
-    /// Does something that may block. Once begun it runs to its end, also when the caller is gone.
+    /// Runs an operation that may block. Once begun it runs to its end, even if the caller is gone.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Tree) -> Result<T, FileError> + Send + 'static,
@@ -54,7 +53,7 @@ impl LocalFiles {
         done.map_err(|error| FileError::Io(error.to_string()))?
     }
 
-    /// Does the same with every item of a batch.
+    /// Runs such an operation on every item of a batch.
     async fn each<T: Send + 'static, U: Send + 'static>(
         &self,
         items: Vec<T>,
@@ -169,7 +168,7 @@ fn list(at: &mut Cursor<'_>, asks: &[ListAsk]) -> Vec<Result<Page, FileError>> {
     let mut left = MAX_LISTED;
     let mut pages = Vec::new();
     for ask in asks {
-        // A page of nothing would look like the end of the directory.
+        // An empty page would look like the end of the directory.
         if left == 0 {
             break;
         }
@@ -189,7 +188,7 @@ fn sums(at: &mut Cursor<'_>, asks: &[SumAsk]) -> Vec<Result<Vec<Sum>, FileError>
         }
         let count = usize::try_from(ask.count).unwrap_or(left).min(left);
         let summed = sum_one(at, ask, count);
-        // Opening a file costs too, so an ask is never free.
+        // Opening a file has a cost too, so no request is free.
         left -= summed.as_ref().map_or(1, |sums| sums.len().max(1));
         all.push(summed);
     }
@@ -201,7 +200,7 @@ fn sum_one(at: &mut Cursor<'_>, ask: &SumAsk, count: usize) -> Result<Vec<Sum>, 
     Ok(file_sums(&file, ask.first, count)?)
 }
 
-/// Reads what has the size that was asked for, into a block that has room for all.
+/// Reads the files that still have the requested size, into a block that has room for all.
 fn read_small(tree: &Tree, asks: &[SmallAsk], mut block: BlockBuf) -> Smalls {
     let mut at = tree.cursor();
     let mut read_one = |ask: &SmallAsk| {
@@ -235,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn small_files_come_in_one_block_with_their_digests() {
+    async fn small_files_share_a_block_with_digests() {
         let dir = Scratch::new();
         for (name, bytes) in [("a", "one"), ("b", ""), ("c", "three"), ("grown", "12")] {
             fs::write(dir.path().join(name), bytes).unwrap();
@@ -279,7 +278,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn sums_and_listings_stop_at_their_limit_and_go_on() {
+    async fn sums_and_listings_resume_at_their_limit() {
         let dir = Scratch::new();
         let sparse = fs::File::create(dir.path().join("f")).unwrap();
         sparse.set_len((MAX_SUMS * LEAF_BYTES) as u64 + 1).unwrap();

@@ -1,4 +1,4 @@
-//! Tests: peers that do not keep to the service.
+//! Tests: peers that violate the service's rules.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -39,7 +39,7 @@ fn whole(path: &Bytes, bytes: &[u8]) -> Whole {
     Whole { path: path.clone(), bytes: bytes.len() as u64, digest, meta: META }
 }
 
-/// All methods with a path; what each says to it.
+/// All methods with a path; the result of each for it.
 async fn all_methods(client: &FilesClient, path: &Bytes) -> Vec<Result<(), CallError<FileError>>> {
     fn batch<T>(
         answer: Result<Vec<Result<T, FileError>>, CallError<FileError>>,
@@ -104,7 +104,7 @@ async fn no_method_takes_a_path_that_leads_out() {
 }
 
 #[tokio::test]
-async fn numbers_beyond_all_bounds_are_refused_and_the_connection_lives() {
+async fn out_of_range_numbers_are_refused_connection_lives() {
     limited(async {
         let dir = Scratch::new();
         fs::write(dir.path().join("f"), "12").unwrap();
@@ -121,7 +121,7 @@ async fn numbers_beyond_all_bounds_are_refused_and_the_connection_lives() {
         let put = client.put_small(vec![small], b"x".to_vec().into()).await.unwrap();
         assert_eq!(put, [Err(FileError::Mismatch)]);
         let meta = Meta { mode: u32::MAX, mtime: i64::MAX, mtime_nanos: u32::MAX };
-        // The file system says how far time goes.
+        // The file system limits the range of times.
         let _ = client.settle(vec![Settle { path: path.clone(), meta }]).await.unwrap();
         let found = client.survey(vec![path]).await.unwrap().remove(0).unwrap().entry.unwrap();
         assert_eq!((found.kind, found.meta.mode & !MODE_BITS), (Kind::File { bytes: 2 }, 0));
@@ -129,14 +129,15 @@ async fn numbers_beyond_all_bounds_are_refused_and_the_connection_lives() {
     .await;
 }
 
-/// A server that lists what it likes, sends other bytes than it says, and is busy with what is written first.
+/// A server that lists arbitrary entries, sends other bytes than it announces, and is busy with the
+/// first writes.
 #[derive(Default)]
 struct Hostile {
     listed: Vec<(&'static str, Kind)>,
     asked: Arc<Mutex<Vec<Bytes>>>,
     /// Blocks that are being written.
     writes: Arc<AtomicUsize>,
-    /// How many these were, each time that a file was begun.
+    /// The number of these, each time that a file was begun.
     beside: Arc<Mutex<Vec<usize>>>,
     serving: Arc<OnceLock<AbortHandle>>,
     /// Its serving ends when a block comes.
@@ -203,7 +204,7 @@ impl Files for Hostile {
         }
         self.writes.fetch_add(1, Ordering::SeqCst);
         let writes = Arc::clone(&self.writes);
-        // Runs to its end, also when the caller is gone.
+        // Runs to its end, even if the caller is gone.
         let writing = tokio::spawn(async move {
             for _ in 0..1000 {
                 tokio::task::yield_now().await;
@@ -279,7 +280,7 @@ async fn a_server_cannot_make_a_client_write_elsewhere() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_not_those_that_were_summed_get_no_name() {
+async fn bytes_with_a_wrong_sum_get_no_name() {
     limited(async {
         let large = Kind::File { bytes: SMALL_BYTES * 2 };
         let listed = vec![("large", large), ("small", Kind::File { bytes: 1 })];
@@ -305,10 +306,10 @@ async fn send_to(name: &str, hostile: Hostile, more: &[&str]) -> Result<(), Comm
     send(&args).await
 }
 
-/// A block that was on its way when another one had failed held the file's lock against the other transfer
-/// that was about to finish it; that one gave up, and left its partial file.
+/// A regression: a block in flight, when another one had failed, held the file's lock against the
+/// other transfer that was about to finish it; that one gave up, and left its partial file.
 #[tokio::test]
-async fn who_gives_a_file_up_has_no_block_of_it_on_its_way() {
+async fn abandoned_file_has_no_block_in_flight() {
     limited(async {
         let hostile = Hostile::default();
         let (writes, beside) = (Arc::clone(&hostile.writes), Arc::clone(&hostile.beside));
@@ -321,7 +322,7 @@ async fn who_gives_a_file_up_has_no_block_of_it_on_its_way() {
 
 /// All blocks but one have to wait for days.
 #[tokio::test]
-async fn the_end_of_a_connection_is_told_though_blocks_wait_for_their_turn() {
+async fn connection_end_is_reported_despite_waiting_blocks() {
     limited(async {
         let hostile = Hostile { dies: true, ..Hostile::default() };
         let sent = send_to("transfer-hostile-dies", hostile, &["--limit", "1"]).await;

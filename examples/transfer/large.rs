@@ -1,15 +1,15 @@
-//! Large files: blocks, several on their way at once, and going on where an earlier run stopped.
+//! Large files: blocks, several in flight at once, and resuming where an earlier run stopped.
 //!
 //! Invariants:
-//! 1. A partial file is gone on with behind the leaves that have the same sums at both sides.
-//! 2. A block is asked for when the one `in_flight` places before it is there. Blocks come in any
-//!    order, so after an interruption at most that many are copied again.
-//! 3. The digest that a file is checked against is made of the sums that its source gave with the
-//!    blocks, so what happens to them on the way is found.
-//! 4. Who gives a file up has no block of it on its way: that one would hold the partial file
-//!    against another transfer that is about to finish it.
-//! 5. A partial file stays behind for a later run to go on with, but not one that has failed twice:
-//!    another transfer's blocks may be in it.
+//! 1. A partial file is resumed after the leaves that have equal sums at both sides.
+//! 2. A block is requested when the one `in_flight` places before it has arrived. Blocks come in
+//!    any order, so after an interruption at most that many are copied again.
+//! 3. The digest that a file is checked against is computed from the sums that its source sent with
+//!    the blocks, so corruption on the way is detected.
+//! 4. When a file is given up, no block of it is in flight: such a block would hold the partial
+//!    file against another transfer that is about to finish it.
+//! 5. A partial file stays for a later run to resume, except one that has failed twice: another
+//!    transfer's blocks may be in it.
 
 use std::cell::Cell;
 
@@ -25,7 +25,7 @@ use super::side::{Failure, SideError};
 use super::small::is_size;
 use super::sums::{Sum, digest, leaf_count};
 
-/// Whether a file is given up; those of its blocks that wait for their turn are told.
+/// Whether a file is given up; its blocks that wait for their turn are notified.
 #[derive(Debug, Default)]
 struct GivenUp {
     is: Cell<bool>,
@@ -38,9 +38,9 @@ impl GivenUp {
         self.told.notify_waiters();
     }
 
-    /// What is waited for; `None` where the file is given up before.
+    /// The awaited value; `None` if the file is given up first.
     async fn or<T>(&self, waiting: impl Future<Output = T>) -> Option<T> {
-        // Hears all that is told from here on.
+        // Receives all notifications from here on.
         let told = self.told.notified();
         if self.is.get() {
             return None;
@@ -70,7 +70,8 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// What there is no room for does not take it away from others, and nobody needs a mixture.
+    /// Removes the partial file of a file without room, so that it takes no room from others, and
+    /// of a file that may be a mixture.
     async fn clear_away(
         &self,
         file: &Item<u64>,
@@ -85,7 +86,7 @@ impl Copy<'_> {
         }
         match self.sink.abandon(file.to.clone()).await {
             Err(Failure::Fatal(status)) => Err(status),
-            // The file is told about anyhow.
+            // The file's failure is printed anyway.
             Err(Failure::Alone(_)) | Ok(()) => Ok(()),
         }
     }
@@ -118,8 +119,9 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// The leaves that source and sink have in common; none where one of them cannot be read. The
-    /// sink's may have been another transfer's, which has ended. That of the source will be told.
+    /// The leaves that source and sink have in common; none if one of them cannot be read. The
+    /// sink's may have belonged to another transfer, which has ended. A failure of the source is
+    /// printed later.
     async fn common(&self, file: &Item<u64>, part: bool) -> Result<Vec<Sum>, Failure> {
         let source = Summed { side: self.source, path: &file.from, part: false };
         let sink = Summed { side: self.sink, path: &file.to, part };
@@ -155,7 +157,8 @@ impl Copy<'_> {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Copies a block, unless the file is given up before it is on its way; gives the file up if that fails.
+    /// Copies a block, unless the file is given up before the block is in flight; gives up the file
+    /// if that fails.
     async fn block(
         &self,
         file: &Item<u64>,

@@ -7,12 +7,12 @@
 //! | `tree.rs`, `part.rs` | a directory and files being written in it; nothing outside |
 //! | `files.rs` | the service behind such a directory |
 //! | `serve.rs` | the server |
-//! | `side.rs` | one end, here or at the server: all below goes from any side to any other |
-//! | `plan.rs` | what there is to copy |
+//! | `side.rs` | one end, here or at the server: the files below work between any two sides |
+//! | `plan.rs` | the entries to copy |
 //! | `copy.rs`, `small.rs`, `large.rs` | copying: the order, small files, large ones |
 //! | `compare.rs`, `verify.rs` | comparing |
-//! | `connect.rs`, `commands.rs`, `progress.rs` | the client and what it says |
-//! | `cli.rs`, `error.rs` | the words at both ends |
+//! | `connect.rs`, `commands.rs`, `progress.rs` | the client and its output |
+//! | `cli.rs`, `error.rs` | the texts at both ends |
 
 mod block;
 mod cli;
@@ -25,6 +25,8 @@ mod files;
 #[cfg(test)]
 mod hostile;
 mod large;
+#[path = "../metrics.rs"]
+mod metrics;
 mod part;
 mod path;
 mod plan;
@@ -40,6 +42,7 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::Parser;
+use rpc_core::text::printable;
 
 use self::cli::{Cli, Command};
 use self::error::CommandError;
@@ -50,7 +53,7 @@ async fn main() -> ExitCode {
     let cli = Cli::parse();
     let Err(error) = run(&cli.command).await else { return ExitCode::SUCCESS };
     if !matches!(error, CommandError::OutputClosed) {
-        eprintln!("error: {error}");
+        eprintln!("error: {}", printable(&error.to_string()));
     }
     ExitCode::from(error.exit_code())
 }

@@ -1,14 +1,14 @@
-//! Files that are not whole yet: `.NAME.part` beside the place of `NAME`.
+//! Incomplete files: `.NAME.part` next to `NAME`.
 //!
 //! Owns creating, locking, checking and renaming them.
 //!
 //! Invariants:
-//! 1. What gets the name has been read back and has the digest that was asked for; so a file is
-//!    there whole or not at all.
-//! 2. Nobody writes a file that has its name: who writes holds a lock (shared among the writers of
-//!    blocks, exclusive for all else) and has looked, under the lock, that the partial file is
-//!    still the one that was opened.
-//! 3. Never written to: what has another name besides, since that may be outside.
+//! 1. A file that gets its name has been read back and has the requested digest; so a file is there
+//!    complete or not at all.
+//! 2. Nobody writes to a file that has its name: a writer holds a lock (shared among the writers of
+//!    blocks, exclusive otherwise) and has checked, under the lock, that the partial file is still
+//!    the one that was opened.
+//! 3. A file that has another name too is never written to, since that name may be outside.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -27,11 +27,11 @@ use super::service::{FileError, MAX_SUMS, MODE_BITS, Small, Whole};
 use super::sums::{digest, file_sums, leaf_count};
 use super::tree::{Cursor, Missing, timestamps};
 
-/// Its owner's alone until it is whole.
+/// Accessible only to its owner until it is complete.
 const PART_MODE: Mode = Mode::from_raw_mode(0o600);
 const OPEN: OFlags =
     OFlags::RDWR.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
-/// A lock that is held is asked for again after this time, so often.
+/// Pause before a held lock is requested again, and the number of tries.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 const LOCK_TRIES: u32 = 2000;
 
@@ -43,11 +43,11 @@ struct Part<'a> {
     file: File,
 }
 
-/// Makes a partial file have `keep` bytes, whether it was there or not.
+/// Makes a partial file have `keep` bytes, whether it existed or not.
 pub(crate) fn begin(at: &mut Cursor<'_>, path: &[u8], keep: u64) -> Result<(), FileError> {
     let (dir, name) = at.parent(path, Missing::Create)?;
     let part = Part::create(dir, name)?;
-    // Beyond what is there would be zeros that nobody sent.
+    // Extending it would add zeros that nobody sent.
     let keep = keep.min(part.file.metadata()?.len());
     Ok(part.file.set_len(keep)?)
 }
@@ -65,7 +65,7 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// Checks a partial file and gives it its place.
+/// Checks a partial file and renames it to its name.
 pub(crate) fn commit(at: &mut Cursor<'_>, whole: &Whole) -> Result<(), FileError> {
     let (dir, name) = at.parent(&whole.path, Missing::Fail)?;
     Part::existing(dir, name, FlockOperation::NonBlockingLockExclusive)?.finish(whole)
@@ -98,20 +98,20 @@ pub(crate) fn put_small(
         Err(error) => Err(error.into()),
     };
     if finished.is_err() {
-        // There is nothing to go on with in a small one.
+        // A small file is never resumed.
         let _ = unlinkat(dir, &*part_name(name), AtFlags::empty());
     }
     finished
 }
 
 impl<'a> Part<'a> {
-    /// Opens it for itself, and creates it if it is not there.
+    /// Opens it with an exclusive lock, and creates it if it is missing.
     fn create(dir: BorrowedFd<'a>, name: &'a [u8]) -> Result<Self, FileError> {
         let part = part_name(name);
         loop {
             let flags = OPEN | OFlags::CREATE;
             let file = match openat(dir, &*part, flags, PART_MODE) {
-                // A symbolic link is none of ours.
+                // A symbolic link is not this program's.
                 Err(Errno::LOOP) => {
                     unlinkat(dir, &*part, AtFlags::empty())?;
                     continue;
@@ -133,7 +133,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Opens one that somebody has begun.
+    /// Opens one that exists already.
     fn existing(
         dir: BorrowedFd<'a>,
         name: &'a [u8],
@@ -141,7 +141,7 @@ impl<'a> Part<'a> {
     ) -> Result<Self, FileError> {
         let part = part_name(name);
         let file = match openat(dir, &*part, OPEN, Mode::empty()) {
-            // Another one has finished it.
+            // Another transfer has finished it.
             Err(Errno::NOENT) => return Err(FileError::Busy),
             Err(Errno::LOOP) => return Err(FileError::NotAFile),
             opened => File::from(opened?),
@@ -158,7 +158,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Checks it and gives it its name. It must be locked for itself.
+    /// Checks it and gives it its name. It must be locked exclusively.
     fn finish(self, whole: &Whole) -> Result<(), FileError> {
         if self.file.metadata()?.len() != whole.bytes || self.digest(whole.bytes)? != whole.digest {
             return Err(FileError::Mismatch);
@@ -182,7 +182,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Locks a file, and waits for those who are about to be done with it.
+/// Locks a file, and waits for others that are about to finish.
 fn lock(file: &File, operation: FlockOperation) -> Result<(), FileError> {
     for _ in 0..LOCK_TRIES {
         match flock(file, operation) {
@@ -194,7 +194,7 @@ fn lock(file: &File, operation: FlockOperation) -> Result<(), FileError> {
     Err(FileError::Busy)
 }
 
-/// Whether a file has a name still.
+/// Whether a file still has a name.
 fn is_at(file: &File, dir: BorrowedFd<'_>, name: &[u8]) -> Result<bool, FileError> {
     let opened = rustix::fs::fstat(file.as_fd())?;
     match statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_file_is_whole_with_its_mode_and_time() {
+    fn small_file_keeps_mode_and_time() {
         let dir = Scratch::new();
         let tree = Tree::open(dir.path()).unwrap();
         for bytes in [&b"old"[..], b"", b"newer"] {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_come_in_any_order_and_the_file_appears_at_the_end() {
+    fn out_of_order_blocks_complete_the_file() {
         let dir = Scratch::new();
         let tree = Tree::open(dir.path()).unwrap();
         let mut at = tree.cursor();
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_got_its_name_meanwhile_is_not_written() {
+    fn file_created_meanwhile_is_not_overwritten() {
         let dir = Scratch::new();
         let path = dir.path().join(".f.part");
         let file = File::create(&path).unwrap();

@@ -1,22 +1,24 @@
 //! Paths below a directory, as they travel: bytes, `/` between the names.
 //!
-//! Owns the rule which paths are taken, the names of partial files, and how a path is shown. Never
-//! touches a file.
+//! Owns the rule which paths are accepted, the names of partial files, and how a path is shown.
+//! Never touches a file.
 //!
 //! Invariants:
 //! 1. The names of a parsed path are not empty, not `.` or `..`, without `/` and NUL. So no path
-//!    made of them leads up or starts elsewhere. Symbolic links are the business of who opens them.
+//!    made of them leads up or starts elsewhere. Code that opens the path has to deal with symbolic
+//!    links.
 //! 2. The name of a partial file is a name too, and a different one for each name.
 
 use std::fmt;
 
+use rpc_core::text::printable_bytes;
 use serde::{Deserialize, Serialize};
 
 use super::sums::sum;
 
 /// Longest name of a file on Linux, bytes.
 const MAX_NAME_BYTES: usize = 255;
-/// What a partial file's name begins and ends with.
+/// The beginning and the end of a partial file's name.
 const PART_PREFIX: &[u8] = b".";
 const PART_SUFFIX: &[u8] = b".part";
 
@@ -24,24 +26,24 @@ const PART_SUFFIX: &[u8] = b".part";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub(crate) enum PathError {
     /// It begins with `/`.
-    #[error("the path is absolute, and only paths below the directory are taken")]
+    #[error("the path is absolute; only paths below the directory are accepted")]
     Absolute,
     /// It has `..` in it.
-    #[error("the path has `..` in it, and could lead out of the directory")]
+    #[error("the path contains `..` and could lead out of the directory")]
     Up,
     /// It has `.` in it.
-    #[error("the path has the component `.` in it")]
+    #[error("the path contains the component `.`")]
     Dot,
     /// It has `//` in it, or ends in `/`.
-    #[error("the path has an empty component")]
+    #[error("the path contains an empty component")]
     EmptyComponent,
     /// It has a NUL in it.
-    #[error("the path has a NUL byte in it")]
+    #[error("the path contains a NUL byte")]
     Nul,
     /// A component is longer than a name can be.
-    #[error("the path has a component of more than {MAX_NAME_BYTES} bytes")]
+    #[error("the path contains a component of more than {MAX_NAME_BYTES} bytes")]
     LongComponent,
-    /// It is the directory itself, where something below it is due.
+    /// It is the directory itself, where an entry below it is required.
     #[error("the path is empty")]
     Empty,
 }
@@ -84,8 +86,8 @@ pub(crate) fn join(dir: &[u8], below: &[u8]) -> Vec<u8> {
     }
 }
 
-/// The name under which a file is written until it is whole: `.NAME.part`. Where that would be too
-/// long, the end of the name gives way to its checksum.
+/// The name under which a file is written until it is complete: `.NAME.part`. If that would be too
+/// long, the end of the name is replaced by its checksum.
 pub(crate) fn part_name(name: &[u8]) -> Vec<u8> {
     if name.len() + PART_PREFIX.len() + PART_SUFFIX.len() <= MAX_NAME_BYTES {
         return [PART_PREFIX, name, PART_SUFFIX].concat();
@@ -95,9 +97,9 @@ pub(crate) fn part_name(name: &[u8]) -> Vec<u8> {
     [PART_PREFIX, &name[..room], sum.as_bytes(), PART_SUFFIX].concat()
 }
 
-/// How often a name looks like that of a partial file of a partial file of ... A file's own partial
-/// file has the rank above its own (but for such names of nearly 255 bytes), so what is copied rank
-/// by rank never meets one of its own.
+/// How many times a name looks like that of a partial file of a partial file of ... A file's own
+/// partial file has the next higher rank (except for such names of nearly 255 bytes), so files that
+/// are copied rank by rank never meet one of their own partial files.
 pub(crate) fn part_rank(path: &[u8]) -> usize {
     let mut name = split(path).1;
     let mut rank = 0;
@@ -111,7 +113,7 @@ pub(crate) fn part_rank(path: &[u8]) -> usize {
     rank
 }
 
-/// Shows a path in one line: control characters, backslashes and what is not UTF-8 are escaped.
+/// Shows a whole path in one line, so that no other path looks like it.
 pub(crate) struct Shown<'a>(pub(crate) &'a [u8]);
 
 impl fmt::Display for Shown<'_> {
@@ -119,19 +121,7 @@ impl fmt::Display for Shown<'_> {
         if self.0.is_empty() {
             return f.write_str(".");
         }
-        for chunk in self.0.utf8_chunks() {
-            for c in chunk.valid().chars() {
-                if c.is_control() || c == '\\' {
-                    write!(f, "{}", c.escape_default())?;
-                } else {
-                    write!(f, "{c}")?;
-                }
-            }
-            for byte in chunk.invalid() {
-                write!(f, "\\x{byte:02x}")?;
-            }
-        }
-        Ok(())
+        printable_bytes(self.0).exact().at_most(usize::MAX).fmt(f)
     }
 }
 
@@ -208,13 +198,14 @@ mod tests {
     }
 
     #[test]
-    fn a_shown_path_is_one_line_and_cannot_steer_a_terminal() {
+    fn shown_path_is_one_harmless_line() {
         for (path, text) in [
             (&b"a b/\xc3\xa9"[..], "a b/é"),
             (b"a\nb", "a\\nb"),
             (b"\x1b[2J", "\\u{1b}[2J"),
             (b"\\n", "\\\\n"),
             (b"a\xffb", "a\\xffb"),
+            ("gpj.\u{202e}exe".as_bytes(), "gpj.\\u{202e}exe"),
             (b"", "."),
         ] {
             assert_eq!(Shown(path).to_string(), text);

@@ -1,12 +1,12 @@
-//! What there is to copy: the trees that were asked for, as lists.
+//! The entries to copy: the requested trees, as lists.
 //!
-//! Owns reading a side's directories, many at once, and the check that what a server lists is a
-//! listing. Never touches the other side.
+//! Owns reading a side's directories, many at once, and the check that a server's listing is valid.
+//! Never touches the other side.
 //!
 //! Invariants:
-//! 1. Every path in a plan is one of the roots or below it, whatever a server says: names from a
+//! 1. Every path in a plan is one of the roots or below it, whatever a server answers: names from a
 //!    listing are single names.
-//! 2. A listing ends: names come in order, so a page always leads on.
+//! 2. A listing ends: names come in order, so every page makes progress.
 
 use std::collections::VecDeque;
 
@@ -23,21 +23,21 @@ const DIRS_PER_CALL: usize = 64;
 /// Calls at once.
 const CALLS: usize = 4;
 
-/// Something to copy, and where to.
+/// A path to copy, and its target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Root {
-    /// Its path at the side that it comes from.
+    /// Its path at the source.
     pub(crate) from: Bytes,
-    /// Its path at the side that it goes to.
+    /// Its path at the target.
     pub(crate) to: Bytes,
 }
 
 /// An entry to copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Item<T> {
-    /// Its path at the side that it comes from.
+    /// Its path at the source.
     pub(crate) from: Bytes,
-    /// Its path at the side that it goes to.
+    /// Its path at the target.
     pub(crate) to: Bytes,
     /// Mode and time.
     pub(crate) meta: Meta,
@@ -48,15 +48,15 @@ pub(crate) struct Item<T> {
 /// All entries below some roots, each list in the order of its paths.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    /// Directories; what they are in comes before them.
+    /// Directories; parents come before their children.
     pub(crate) dirs: Vec<Item<()>>,
     /// Regular files.
     pub(crate) files: Vec<Item<u64>>,
     /// Symbolic links.
     pub(crate) links: Vec<Item<Bytes>>,
-    /// What is not copied.
+    /// Entries that are not copied.
     pub(crate) special: Vec<Item<Special>>,
-    /// What could not be read.
+    /// Entries that could not be read.
     pub(crate) failed: Vec<(Bytes, SideError)>,
 }
 
@@ -64,7 +64,7 @@ impl Plan {
     /// Reads the trees of a side.
     ///
     /// # Errors
-    /// When the connection ends. What fails otherwise is in [`Plan::failed`].
+    /// When the connection ends. Other failures are in [`Plan::failed`].
     pub(crate) async fn read(side: &Side, roots: &[Root]) -> Result<Self, Status> {
         let mut plan = Self::default();
         let mut pending = VecDeque::new();
@@ -109,7 +109,7 @@ impl Plan {
                 }
             };
             let answered = pages.len();
-            // Those that did not fit into the answer are asked for again.
+            // Requests that did not fit into the answer are sent again.
             pending.extend(dirs[answered..].iter().cloned());
             for (dir, page) in dirs.into_iter().zip(pages) {
                 match page {
@@ -158,7 +158,7 @@ impl Plan {
             Kind::Dir => {
                 let root = Root { from: from.clone(), to: to.clone() };
                 pending.push_back(Dir { root, after: Bytes::new() });
-                // The directory at the other side's root is there, and nobody's to change.
+                // The directory at the other side's root exists, and is not to be changed.
                 if !to.is_empty() {
                     self.dirs.push(Item { from, to, meta, what: () });
                 }
@@ -167,7 +167,7 @@ impl Plan {
     }
 }
 
-/// A directory to list, from a name on.
+/// A directory to list, starting after a name.
 #[derive(Debug, Clone)]
 struct Dir {
     root: Root,
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_plan_has_all_that_is_there_and_what_it_shall_be_called() {
+    async fn plan_lists_all_files_with_target_names() {
         let dir = Scratch::new();
         fs::create_dir_all(dir.path().join("t/a/empty")).unwrap();
         fs::write(dir.path().join("t/a/f"), "xyz").unwrap();

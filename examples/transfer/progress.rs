@@ -1,4 +1,4 @@
-//! What has been done, while it is being done: the progress bar, the tally and the last line.
+//! The progress so far: the progress bar, the tally and the last line.
 //!
 //! Knows neither files nor calls.
 
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use examples::units::{bytes, count, counted, rate, time};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rpc_core::text::printable;
 
 use super::error::CommandError;
 
@@ -31,8 +32,8 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Begins. `verb` is what has been done to the files in the end: `sent`. Quiet is without bar
-    /// and last line; failures are told anyhow.
+    /// Begins. `verb` describes finished files: `sent`. `quiet` omits bar and last line; failures
+    /// are printed anyway.
     pub(crate) fn new(verb: &'static str, quiet: bool) -> Self {
         let bar = ProgressBar::new(0);
         if quiet {
@@ -55,7 +56,7 @@ impl Progress {
         }
     }
 
-    /// Says how much there is to do. The bar appears, unless stderr is no terminal.
+    /// Sets the amount of work. The bar appears, unless stderr is not a terminal.
     pub(crate) fn total(&mut self, files: u64, bytes: u64) {
         let template = "{bar:32} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left  {msg}";
         let style = ProgressStyle::with_template(template)
@@ -107,19 +108,21 @@ impl Progress {
         self.dirs.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Tells of a failure that does not end the rest.
+    /// Prints a failure that does not end the rest.
     pub(crate) fn fail(&self, line: &impl Display) {
         self.failed.fetch_add(1, Ordering::Relaxed);
-        self.bar.suspend(|| eprintln!("error: {line}"));
+        let line = line.to_string();
+        self.bar.suspend(|| eprintln!("error: {}", printable(&line).at_most(usize::MAX)));
     }
 
-    /// Tells of something that is left out.
+    /// Prints an entry that is left out.
     pub(crate) fn skip(&self, line: &impl Display) {
         self.skipped.fetch_add(1, Ordering::Relaxed);
-        self.bar.suspend(|| eprintln!("skipped: {line}"));
+        let line = line.to_string();
+        self.bar.suspend(|| eprintln!("skipped: {}", printable(&line).at_most(usize::MAX)));
     }
 
-    /// Prints a line that is a result.
+    /// Prints a result line.
     ///
     /// # Errors
     /// When nobody reads it.
@@ -127,19 +130,19 @@ impl Progress {
         self.bar.suspend(|| writeln!(io::stdout(), "{line}"))
     }
 
-    /// The bar goes.
+    /// Removes the bar.
     pub(crate) fn end(&self) {
         self.bar.finish_and_clear();
     }
 
-    /// How far it came.
+    /// A summary of the progress.
     pub(crate) fn so_far(&self) -> String {
         let files = load(&self.files) + load(&self.kept_files);
         let total = counted(self.total, "file", "files");
         format!("{} of {total} {}", count(files), self.verb)
     }
 
-    /// Prints the last line; `path` is the way that the connection took.
+    /// Prints the last line; `path` is the connection's path.
     ///
     /// # Errors
     /// [`CommandError::SomeFailed`] if anything did.
@@ -168,7 +171,7 @@ impl Progress {
         let (kept, kept_bytes) = (load(&self.kept_files), load(&self.kept_bytes));
         if kept_bytes > 0 || kept > 0 {
             let kept = counted(kept, "whole file", "whole files");
-            line = format!("{line}; {} there already ({kept})", bytes(kept_bytes));
+            line = format!("{line}; {} already there ({kept})", bytes(kept_bytes));
         }
         for (number, word) in [(load(&self.skipped), "skipped"), (load(&self.failed), "failed")] {
             if number > 0 {
@@ -213,7 +216,7 @@ mod tests {
         progress.skip(&"two");
         assert_eq!(
             progress.summary(&"shm://x", Duration::from_secs(3)),
-            "sent 1 file, 1 link, 1 directory: 30 B in 3.00 s (10 B/s) over shm://x; 20 B there already \
+            "sent 1 file, 1 link, 1 directory: 30 B in 3.00 s (10 B/s) over shm://x; 20 B already there \
              (1 whole file); 1 skipped; 1 failed"
         );
         assert_eq!(progress.so_far(), "2 of 4 files sent");

@@ -10,6 +10,7 @@ use rpc_core::{Server, ServerBuilder};
 use super::cli::ServeArgs;
 use super::error::CommandError;
 use super::files::LocalFiles;
+use super::metrics;
 use super::service::FilesServer;
 use super::tree::Tree;
 
@@ -23,7 +24,7 @@ pub(crate) fn builder(files: LocalFiles) -> ServerBuilder {
         .max_calls_per_connection(CALLS_PER_CONNECTION)
 }
 
-/// A directory that is not there is made only on demand: it may be a mistyped one.
+/// A missing directory is created only on request: it may be a mistyped one.
 fn open(dir: &Path, create: bool) -> Result<Tree, CommandError> {
     if create {
         fs::create_dir_all(dir).map_err(CommandError::file(dir))?;
@@ -37,5 +38,6 @@ fn open(dir: &Path, create: bool) -> Result<Tree, CommandError> {
 /// Serves until a signal.
 pub(crate) async fn serve(args: &ServeArgs) -> Result<(), CommandError> {
     let tree = open(&args.dir, args.create)?;
-    Ok(serving::serve(builder(LocalFiles::new(tree)), &args.server, &args.addresses).await?)
+    let builder = builder(LocalFiles::new(tree));
+    Ok(serving::serve(builder, &args.server, &args.addresses, metrics::listen).await?)
 }

@@ -1,8 +1,9 @@
-//! The service: what a client may ask of the directory behind a server, and how it is refused.
+//! The service: a client's requests to the directory behind a server, and the reasons to refuse
+//! them.
 //!
 //! The server keeps nothing between calls: no open files, no sessions. So a call never depends on
-//! the connection that an earlier one came through, and a client that is gone leaves nothing but a
-//! partial file, with which the next one goes on.
+//! the connection of an earlier one, and a client that is gone leaves at most a partial file, which
+//! the next one resumes.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -21,21 +22,21 @@ pub(crate) const MAX_LISTED: usize = 4096;
 pub(crate) const MAX_SUMS: usize = (256 << 20) / LEAF_BYTES;
 /// A file of at most this many bytes travels with others in a batch.
 pub(crate) const SMALL_BYTES: u64 = LEAF_BYTES as u64;
-/// The mode bits that are kept. Owners are not, so set-user-ID and set-group-ID bits would say
-/// something else there.
+/// The mode bits that are kept. Owners are not, so set-user-ID and set-group-ID bits would have
+/// another meaning there.
 pub(crate) const MODE_BITS: u32 = 0o1777;
 
 /// Files below one directory. Paths have `/` between the names; the empty one is the directory.
 /// Symbolic links are never followed. Answers to a batch come in its order.
 #[rpc_core::service]
 pub(crate) trait Files {
-    /// Lists directories, page by page. Answers as many of the asks as fit, at least one.
+    /// Lists directories, page by page. Answers as many of the requests as fit, at least one.
     async fn list(&self, asks: Vec<ListAsk>) -> Result<Vec<Result<Page, FileError>>, FileError>;
 
-    /// Says what is at each path, and how much of it is there under its partial name.
+    /// Returns the entry at each path, and the size of its partial file.
     async fn survey(&self, paths: Vec<Bytes>) -> Result<Vec<Result<Found, FileError>>, FileError>;
 
-    /// Sums leaves of files. Answers as many of the asks as [`MAX_SUMS`] allows, the last one
+    /// Sums leaves of files. Answers as many of the requests as [`MAX_SUMS`] allows, the last one
     /// perhaps in part, at least one leaf.
     async fn sums(&self, asks: Vec<SumAsk>) -> Result<Vec<Result<Vec<Sum>, FileError>>, FileError>;
 
@@ -45,7 +46,7 @@ pub(crate) trait Files {
     /// Reads small files into one block.
     async fn read_small(&self, asks: Vec<SmallAsk>) -> Result<Smalls, FileError>;
 
-    /// Creates directories, and those above them, and lets their owner write into them.
+    /// Creates directories and their parents, and lets their owner write into them.
     async fn make_dirs(&self, paths: Vec<Bytes>) -> Result<Vec<Result<(), FileError>>, FileError>;
 
     /// Creates or replaces symbolic links.
@@ -58,34 +59,34 @@ pub(crate) trait Files {
         block: Block,
     ) -> Result<Vec<Result<(), FileError>>, FileError>;
 
-    /// Makes a partial file have `keep` bytes, whether it was there or not.
+    /// Makes a partial file have `keep` bytes, whether it existed or not.
     async fn begin(&self, path: Bytes, keep: u64) -> Result<(), FileError>;
 
     /// Writes a block into a partial file.
     async fn write(&self, path: Bytes, offset: u64, block: Block) -> Result<(), FileError>;
 
-    /// Checks a partial file, all of it, and gives it its place.
+    /// Checks a whole partial file and renames it to its name.
     async fn commit(&self, file: Whole) -> Result<(), FileError>;
 
     /// Removes a partial file, if there is one.
     async fn abandon(&self, path: Bytes) -> Result<(), FileError>;
 
-    /// Gives files and directories that are there their modes and times.
+    /// Sets modes and times of existing files and directories.
     async fn settle(&self, items: Vec<Settle>) -> Result<Vec<Result<(), FileError>>, FileError>;
 }
 
-/// What is kept of an entry besides its bytes.
+/// The attributes of an entry that are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Meta {
     /// Permissions, of [`MODE_BITS`].
     pub(crate) mode: u32,
     /// Time of the last change: seconds since 1970.
     pub(crate) mtime: i64,
-    /// Nanoseconds behind it.
+    /// Nanoseconds after those seconds.
     pub(crate) mtime_nanos: u32,
 }
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
     /// A regular file.
@@ -104,7 +105,7 @@ pub(crate) enum Kind {
     Other(Special),
 }
 
-/// What is not copied.
+/// An entry that is not copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Special {
     /// A named pipe.
@@ -129,20 +130,20 @@ pub(crate) struct Entry {
 pub(crate) struct ListAsk {
     /// Its path.
     pub(crate) dir: Bytes,
-    /// Only names behind this one; empty for all.
+    /// Only names after this one; empty for all.
     pub(crate) after: Bytes,
 }
 
 /// Entries of a directory, in the order of their names.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Page {
-    /// Their names, and what they are or why that is not known.
+    /// Their names, and the entries or the reasons why they are unknown.
     pub(crate) entries: Vec<(Bytes, Result<Entry, FileError>)>,
-    /// Whether there are more behind them.
+    /// Whether more entries follow.
     pub(crate) more: bool,
 }
 
-/// What is at a path.
+/// The state of a path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Found {
     /// The entry, if there is one.
@@ -156,7 +157,7 @@ pub(crate) struct Found {
 pub(crate) struct SumAsk {
     /// The file.
     pub(crate) path: Bytes,
-    /// Whether its partial file is meant.
+    /// Whether it is its partial file.
     pub(crate) part: bool,
     /// The first leaf.
     pub(crate) first: u64,
@@ -194,7 +195,7 @@ pub(crate) struct Smalls {
 /// A small file to write.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Small {
-    /// What it shall be when it is there.
+    /// Its final attributes.
     pub(crate) whole: Whole,
     /// Where its bytes begin in the block.
     pub(crate) at: u64,
@@ -218,13 +219,13 @@ pub(crate) struct Whole {
 pub(crate) struct Link {
     /// Its path.
     pub(crate) path: Bytes,
-    /// Where it leads. Kept as it is, and never followed.
+    /// Its target. Kept unchanged, and never followed.
     pub(crate) target: Bytes,
     /// Its time; links have no mode.
     pub(crate) meta: Meta,
 }
 
-/// A file or directory to be given its mode and time.
+/// A file or directory whose mode and time are to be set.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Settle {
     /// Its path.
@@ -233,42 +234,42 @@ pub(crate) struct Settle {
     pub(crate) meta: Meta,
 }
 
-/// Why something was not done with a file.
+/// Why an operation on a file was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum FileError {
-    /// The path is none that is taken.
+    /// The path is not acceptable.
     #[error("{0}")]
     Path(PathError),
     /// There is nothing.
     #[error("no such file or directory")]
     NotFound,
     /// On the way there is something that is no directory.
-    #[error("`{}` is a file or a symbolic link there, and no directory; move it away", Shown(.0))]
+    #[error("`{}` is a file or a symbolic link, not a directory; move it away", Shown(.0))]
     NotADirectory(Bytes),
     /// In its place there is a directory.
-    #[error("a directory is there; move it away")]
+    #[error("a directory of that name exists; move it away")]
     IsADirectory,
     /// It is something else than a regular file.
-    #[error("it is no regular file")]
+    #[error("it is not a regular file")]
     NotAFile,
     /// There is no room.
-    #[error("{0}; make room and run the same command again")]
+    #[error("{0}; free some space and run the same command again")]
     Full(String),
     /// Source and listing differ.
-    #[error("it changed while it was copied; run the same command again")]
+    #[error("it changed while being copied; run the same command again")]
     Changed,
-    /// What was written is not what was read.
+    /// The written bytes differ from the bytes read.
     #[error(
-        "what is in the file is not what was sent: its checksum differs; run the same command \
-         again, and check disk and memory if it happens again"
+        "the file differs from the one sent: its checksum is wrong; run the same command again, \
+         and check disk and memory if it recurs"
     )]
     Mismatch,
     /// Another one has the partial file.
-    #[error("another transfer is writing it; run the same command again when that has ended")]
+    #[error("another transfer is writing it; run the same command again when that one has ended")]
     Busy,
     /// A batch, a block or a range beyond the limits.
-    #[error("{what} is more than the {limit} that one call may ask for")]
+    #[error("{what} exceeds the {limit} that one call may request")]
     TooMuch {
         /// What.
         what: String,

@@ -1,6 +1,7 @@
-//! One end of a transfer: this machine or the server. What copies goes from any side to any other.
+//! One end of a transfer: this machine or the server. Copying works between any two sides.
 //!
-//! Owns what a failure is: of one file, which is told and the rest goes on, or of the connection.
+//! Owns the kinds of failures: of one file, which is printed while the rest continues, or of the
+//! connection.
 
 use std::fmt;
 
@@ -24,10 +25,10 @@ pub(crate) enum Side {
     There(FilesClient),
 }
 
-/// Why something was not done.
+/// Why an operation failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// One file, or one batch, alone: why, and where.
+    /// Only one file, or one batch, failed: the reason, and the side.
     Alone(SideError),
     /// The connection is gone, and with it all the others.
     Fatal(Status),
@@ -43,7 +44,7 @@ pub(crate) struct SideError {
 }
 
 impl SideError {
-    /// Whether it may be otherwise a little later: others make room, or have ended.
+    /// Whether it may succeed a little later: others make room, or end.
     pub(crate) fn may_pass(&self) -> bool {
         matches!(self.error, FileError::Full(_) | FileError::Busy | FileError::Mismatch)
     }
@@ -51,7 +52,7 @@ impl SideError {
 
 impl fmt::Display for SideError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = if self.there { "at the server" } else { "here" };
+        let place = if self.there { "on the server" } else { "here" };
         write!(f, "{place}: {}", self.error)
     }
 }
@@ -59,7 +60,7 @@ impl fmt::Display for SideError {
 /// Answers to a batch.
 pub(crate) type Answers<T> = Result<Vec<Result<T, FileError>>, Failure>;
 
-/// One method of the service, of whichever side it is.
+/// One method of the service, at either side.
 macro_rules! call {
     ($self:ident.$method:ident($($argument:ident),*)) => {
         match $self {
@@ -79,7 +80,7 @@ impl Side {
         Failure::Alone(self.error(error))
     }
 
-    /// The same, as what is shown.
+    /// The error of one file at this side, as it is printed.
     pub(crate) fn error(&self, error: FileError) -> SideError {
         SideError { error, there: matches!(self, Self::There(_)) }
     }
@@ -100,15 +101,19 @@ impl Side {
         self.alone(FileError::Io(status.to_string()))
     }
 
-    /// An answer for each item of a batch, or a failure: a server that says less is none.
+    /// An answer for each item of a batch, or a failure: a shorter answer is invalid.
     pub(crate) fn all<T>(&self, answers: Answers<T>, asked: usize) -> Answers<T> {
         let answers = answers?;
         if answers.len() == asked { Ok(answers) } else { Err(self.senseless()) }
     }
 
-    /// An answer that no server of ours gives.
+    /// An answer that no correct server gives.
     pub(crate) fn senseless(&self) -> Failure {
-        self.alone(FileError::Io("the answer makes no sense; is it another version?".to_owned()))
+        self.alone(FileError::Io(
+            "the reply is malformed; check that both ends have the same \
+                                  version"
+                .to_owned(),
+        ))
     }
 
     /// [`Files::list`].

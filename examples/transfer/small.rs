@@ -1,7 +1,7 @@
-//! Small files: batches of them, many to a call.
+//! Small files: in batches, many to a call.
 //!
-//! A batch is three or four calls whatever it holds: what is there, which of that is the same, read
-//! the others, write them. Several batches are on their way at once.
+//! A batch takes three or four calls whatever it holds: which files are there, which of them are
+//! equal, read the others, write them. Several batches are in flight at once.
 
 use bytes::Bytes;
 use rpc_core::Status;
@@ -41,7 +41,7 @@ impl Copy<'_> {
         self.send_batch(send).await
     }
 
-    /// Of files that are there with the same size: those with other bytes.
+    /// The files with different bytes, among existing files of equal size.
     async fn changed(&self, files: Vec<(Item<u64>, Found)>) -> Result<Vec<Item<u64>>, Status> {
         let asked = files.len();
         let sums = async |side: &Side, path: fn(&Item<u64>) -> &Bytes| {
@@ -60,7 +60,7 @@ impl Copy<'_> {
             (Err(Failure::Fatal(status)), _) | (_, Err(Failure::Fatal(status))) => {
                 return Err(status);
             }
-            // Then they are copied, or fail as others do.
+            // Then they are copied, or fail like the others.
             _ => return Ok(files.into_iter().map(|(file, _)| file).collect()),
         };
         let mut changed = Vec::new();
@@ -108,7 +108,7 @@ impl Copy<'_> {
         })
     }
 
-    /// The answer about a whole batch; nothing if there is none, which has been told then.
+    /// The answer about a whole batch; `None` if there is none, which has been printed then.
     fn of_batch<T>(
         &self,
         answer: Result<T, Failure>,
@@ -142,7 +142,7 @@ pub(super) fn is_size(found: &Found, wanted: u64) -> bool {
     matches!(found.entry, Some(Entry { kind: Kind::File { bytes }, .. }) if bytes == wanted)
 }
 
-/// Cuts files into batches of at most so many bytes, if none is larger.
+/// Cuts files into batches of at most `max_bytes` bytes, if none is larger.
 fn batches(files: Vec<Item<u64>>, max_bytes: u64) -> Vec<Vec<Item<u64>>> {
     let mut batches: Vec<Vec<_>> = Vec::new();
     let mut bytes = 0;

@@ -1,4 +1,4 @@
-//! Checksums: what says that two files are the same.
+//! Checksums: how two files are found to be equal.
 //!
 //! Owns the algorithm and how a file is cut for it: into leaves of [`LEAF_BYTES`], each with a
 //! [`Sum`]; the digest of a file is the sum of its leaves' sums. So both ends can sum any part of a
@@ -30,7 +30,7 @@ pub(crate) fn leaf_sums(bytes: &[u8]) -> Vec<Sum> {
     bytes.chunks(LEAF_BYTES).map(sum).collect()
 }
 
-/// The checksum of a file whose leaves have these.
+/// The checksum of a file with these leaf sums.
 pub(crate) fn digest(leaves: &[Sum]) -> Sum {
     let mut hasher = Xxh3::new();
     for leaf in leaves {
@@ -39,7 +39,7 @@ pub(crate) fn digest(leaves: &[Sum]) -> Sum {
     hasher.digest128()
 }
 
-/// The leaves of a file of so many bytes.
+/// The number of leaves of a file of this size.
 pub(crate) fn leaf_count(bytes: u64) -> u64 {
     bytes.div_ceil(LEAF_BYTES as u64)
 }
@@ -51,7 +51,7 @@ pub(crate) fn leaf_count(bytes: u64) -> u64 {
 /// The system's.
 pub(crate) fn file_sums(file: &File, first: u64, count: usize) -> io::Result<Vec<Sum>> {
     thread_local! {
-        /// Memory that is new each time would cost more than the sums.
+        /// Fresh memory for each call would cost more than the sums.
         static LEAF: RefCell<Vec<u8>> = RefCell::new(vec![0; LEAF_BYTES]);
     }
     LEAF.with_borrow_mut(|leaf| {
@@ -74,14 +74,14 @@ pub(crate) fn file_sums(file: &File, first: u64, count: usize) -> io::Result<Vec
     })
 }
 
-/// Reads until the buffer is full or the file ends. Gives the bytes read.
+/// Reads until the buffer is full or the file ends. Returns the number of bytes read.
 ///
 /// # Errors
 /// The system's.
 pub(crate) fn read_full(file: &File, offset: u64, into: &mut [u8]) -> io::Result<usize> {
     let mut done = 0;
     while done < into.len() {
-        // What lies behind the largest offset is behind the end of every file.
+        // Bytes beyond the largest offset are beyond the end of every file.
         let Some(at) = offset.checked_add(done as u64).filter(|at| i64::try_from(*at).is_ok())
         else {
             break;
@@ -102,7 +102,7 @@ mod tests {
     use examples::testing::Scratch;
 
     #[test]
-    fn a_file_has_the_sums_of_its_bytes_from_any_leaf_on() {
+    fn sums_are_right_from_any_leaf() {
         let dir = Scratch::new();
         let path = dir.path().join("f");
         for len in [0, 1, LEAF_BYTES - 1, LEAF_BYTES, LEAF_BYTES + 1, 3 * LEAF_BYTES + 7] {

@@ -1,13 +1,13 @@
-//! A directory that files are taken from and put into, and nothing outside it.
+//! A directory that files are read from and written to, and nothing outside it.
 //!
-//! Owns the way from a path to an open directory, and what does not touch the bytes of files:
-//! listings, directories, links, modes and times.
+//! Owns the lookup from a path to an open directory, and the operations that do not touch the bytes
+//! of files: listings, directories, links, modes and times.
 //!
 //! Invariants:
 //! 1. Nothing outside is ever opened, created or changed: every name is looked up in the directory
 //!    before it, and symbolic links are not followed. The directory itself may be reached through
 //!    one.
-//! 2. A page has at most the entries that were asked for, so no answer is larger than its limit.
+//! 2. A page has at most the requested number of entries, so no answer is larger than its limit.
 
 use std::collections::BinaryHeap;
 use std::fs::File;
@@ -25,15 +25,15 @@ use rustix::io::Errno;
 use super::path::{PathError, names, part_name, split};
 use super::service::{Entry, FileError, Found, Kind, Link, MODE_BITS, Meta, Page, Settle, Special};
 
-/// How a directory is opened on the way: it need not be readable.
+/// How a directory on the way is opened: it need not be readable.
 const STEP: OFlags =
     OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// How a file is opened. What is no regular file must not make anybody wait.
+/// How a file is opened. An entry that is not a regular file must not block the caller.
 const READ: OFlags =
     OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
-/// Directories that nobody asked for by name, but what is below them: the umask decides.
+/// Mode of directories that were requested only as parents: the umask decides.
 const PARENT_MODE: Mode = Mode::from_raw_mode(0o777);
-/// Others get their mode when all is in them; until then they are their owner's alone.
+/// Other directories get their mode once they are complete; until then only their owner has access.
 const OWNER_ALL: u32 = 0o700;
 
 /// A directory.
@@ -53,22 +53,22 @@ impl Tree {
         Ok(Self { root })
     }
 
-    /// Somebody who goes from directory to directory.
+    /// A cursor at this directory.
     pub(crate) fn cursor(&self) -> Cursor<'_> {
         Cursor { tree: self, at: None }
     }
 }
 
-/// What to do where a directory is missing on the way.
+/// What to do if a directory on the way is missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Missing {
-    /// Say so.
+    /// Report it.
     Fail,
     /// Create it.
     Create,
 }
 
-/// Goes from directory to directory, and stays in the last one: the files of a batch are often
+/// Moves from directory to directory, and stays in the last one: the files of a batch are often
 /// neighbours.
 #[derive(Debug)]
 pub(crate) struct Cursor<'a> {
@@ -95,7 +95,7 @@ impl Cursor<'_> {
         Ok(fd.as_fd())
     }
 
-    /// Opens the directory that a path is in; gives the path's last name too.
+    /// Opens the directory of a path; also returns the path's last name.
     pub(crate) fn parent<'p>(
         &mut self,
         path: &'p [u8],
@@ -108,7 +108,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// Opens a regular file to read; gives its size too.
+    /// Opens a regular file to read; also returns its size.
     pub(crate) fn file(&mut self, path: &[u8]) -> Result<(File, u64), FileError> {
         let (dir, name) = self.parent(path, Missing::Fail)?;
         open_file(dir, name)
@@ -120,7 +120,7 @@ impl Cursor<'_> {
         open_file(dir, &part_name(name))
     }
 
-    /// What is at a path.
+    /// The entry at a path.
     pub(crate) fn survey(&mut self, path: &[u8]) -> Result<Found, FileError> {
         if path.is_empty() {
             let entry = entry_of(&fstat(&self.tree.root)?, Bytes::new);
@@ -142,7 +142,7 @@ impl Cursor<'_> {
         Ok(Found { entry, part_bytes: part })
     }
 
-    /// The entries of a directory whose names come behind `after`, at most `limit`.
+    /// The entries of a directory whose names sort after `after`, at most `limit`.
     pub(crate) fn list(
         &mut self,
         path: &[u8],
@@ -178,7 +178,8 @@ impl Cursor<'_> {
     /// Creates or replaces a symbolic link.
     pub(crate) fn make_link(&mut self, link: &Link) -> Result<(), FileError> {
         let (dir, name) = self.parent(&link.path, Missing::Create)?;
-        // Made beside its place and renamed, so that there is always the old or the new one.
+        // Created under its partial name and renamed, so that there is always the old or the new
+        // one.
         let part = part_name(name);
         match symlinkat(&*link.target, dir, &*part) {
             Err(Errno::EXIST) => {
@@ -195,7 +196,7 @@ impl Cursor<'_> {
         Ok(set_times(dir, name, link.meta)?)
     }
 
-    /// Gives a file or directory that is there its mode and time.
+    /// Sets mode and time of an existing file or directory.
     pub(crate) fn settle(&mut self, item: &Settle) -> Result<(), FileError> {
         let (dir, name) = self.parent(&item.path, Missing::Fail)?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -219,7 +220,7 @@ fn enter(
 ) -> Result<OwnedFd, FileError> {
     let opened = match openat(dir, name, STEP, Mode::empty()) {
         Err(Errno::NOENT) if missing == Missing::Create => match mkdirat(dir, name, mode) {
-            // Another call may have created it meanwhile.
+            // Another call may have created it in the meantime.
             Ok(()) | Err(Errno::EXIST) => openat(dir, name, STEP, Mode::empty()),
             Err(error) => Err(error),
         },
@@ -270,8 +271,8 @@ fn entry_of(stat: &Stat, target: impl FnOnce() -> Bytes) -> Entry {
     Entry { kind, meta: Meta { mode: stat.st_mode & MODE_BITS, mtime: stat.st_mtime, mtime_nanos } }
 }
 
-/// The first names behind `after`, in order, and whether there are more. Holds no more than `limit`
-/// of them at once.
+/// The first names after `after`, in order, and whether there are more. Holds at most `limit` of
+/// them at once.
 fn first_names(dir: Dir, after: &[u8], limit: usize) -> Result<(Vec<Vec<u8>>, bool), FileError> {
     let (mut first, mut more) = (BinaryHeap::new(), false);
     for found in dir {
@@ -289,7 +290,7 @@ fn first_names(dir: Dir, after: &[u8], limit: usize) -> Result<(Vec<Vec<u8>>, bo
     Ok((first.into_sorted_vec(), more))
 }
 
-/// The times of an entry as the system takes them. The time of the last access is left alone.
+/// The times of an entry in the system's form. The time of the last access is left alone.
 pub(crate) fn timestamps(meta: Meta) -> Timestamps {
     let nanos = meta.mtime_nanos.min(999_999_999);
     Timestamps {
@@ -302,7 +303,7 @@ fn set_times(dir: BorrowedFd<'_>, name: &[u8], meta: Meta) -> io::Result<()> {
     Ok(utimensat(dir, name, &timestamps(meta), AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
-/// Changes the mode of what was opened as a path, whoever has its name by now.
+/// Changes the mode of an entry that was opened as a path, even if its name has changed.
 fn chmod_fd(fd: BorrowedFd<'_>, mode: u32) -> io::Result<()> {
     Ok(chmod(format!("/proc/self/fd/{}", fd.as_raw_fd()), Mode::from_raw_mode(mode))?)
 }
@@ -351,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_comes_in_pages_and_names_all_kinds() {
+    fn listing_is_paged_and_names_all_kinds() {
         let dir = Scratch::new();
         for name in ["b", "a", "d", "c"] {
             fs::write(dir.path().join(name), name).unwrap();

@@ -1,4 +1,4 @@
-//! `transfer verify`: what differs between two sides.
+//! `transfer verify`: the differences between two sides.
 //!
 //! Owns the comparison of two plans entry by entry, and of files sum by sum. Changes nothing.
 
@@ -32,7 +32,7 @@ pub(crate) struct Verify<'a> {
     differences: AtomicU64,
 }
 
-/// What an entry of a plan is, of either side.
+/// An entry of a plan, of either side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum What {
     Dir,
@@ -41,7 +41,7 @@ enum What {
     Special(&'static str),
 }
 
-/// A file that both sides have with the same size.
+/// A file of equal size at both sides.
 #[derive(Debug)]
 struct Pair {
     here: Bytes,
@@ -60,11 +60,11 @@ impl<'a> Verify<'a> {
         Self { here, there, progress, in_flight, differences: AtomicU64::new(0) }
     }
 
-    /// Compares all that is in two plans whose targets are the same paths. Prints what differs, and
-    /// gives how much.
+    /// Compares two plans whose targets are the same paths. Prints the differences, and returns
+    /// their number.
     ///
     /// # Errors
-    /// When the connection ends, or nobody reads what is printed. What cannot be read is told and
+    /// When the connection ends, or nobody reads the output. Unreadable entries are printed and
     /// counted as failed.
     pub(crate) async fn run(&self, ours: Plan, theirs: Plan) -> Result<u64, CommandError> {
         for (path, error) in ours.failed.iter().chain(&theirs.failed) {
@@ -82,7 +82,7 @@ impl<'a> Verify<'a> {
         Ok(self.differences.load(Ordering::Relaxed))
     }
 
-    /// Compares what needs no reading. Gives the files that do.
+    /// Compares entries as far as possible without reading files. Returns the files to read.
     fn compare_entries(&self, ours: Plan, theirs: Plan) -> io::Result<Vec<Pair>> {
         let mut theirs = entries(theirs);
         let mut pairs = Vec::new();
@@ -104,7 +104,7 @@ impl<'a> Verify<'a> {
                 (one, other) if one == other => {}
                 (one, other) => {
                     let (one, other) = (word(&one), word(&other));
-                    self.differs(&path, &format!("{one} here, {other} at the server"))?;
+                    self.differs(&path, &format!("{one} here, {other} on the server"))?;
                     continue;
                 }
             }
@@ -113,7 +113,7 @@ impl<'a> Verify<'a> {
         for path in theirs.keys() {
             let unfinished = part_rank(path) > 0;
             let note = if unfinished { " (of an unfinished transfer?)" } else { "" };
-            self.differs(path, &format!("only at the server{note}"))?;
+            self.differs(path, &format!("only on the server{note}"))?;
         }
         Ok(pairs)
     }
@@ -121,10 +121,10 @@ impl<'a> Verify<'a> {
     fn compare_meta(&self, path: &[u8], ours: Meta, theirs: Meta) -> io::Result<()> {
         let (mode, other) = (ours.mode, theirs.mode);
         if mode != other {
-            self.differs(path, &format!("mode {mode:o} here, {other:o} at the server"))?;
+            self.differs(path, &format!("mode {mode:o} here, {other:o} on the server"))?;
         }
         if (ours.mtime, ours.mtime_nanos) != (theirs.mtime, theirs.mtime_nanos) {
-            self.differs(path, "changed at another time")?;
+            self.differs(path, "modification times differ")?;
         }
         Ok(())
     }
@@ -168,7 +168,7 @@ impl<'a> Verify<'a> {
                     (covered(common.len(), pair.bytes), covered(common.len() + 1, pair.bytes));
                 self.differs(
                     &pair.there,
-                    &format!("other content, first in bytes {from} to {to}"),
+                    &format!("contents differ, first in bytes {from} to {to}"),
                 )?;
             }
             Err(Failure::Fatal(status)) => return Err(self.stopped(status)),

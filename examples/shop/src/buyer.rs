@@ -1,4 +1,4 @@
-//! HTTP as a buyer speaks it: a connection that is kept, and made anew when it has failed.
+//! HTTP as a buyer uses it: a persistent connection, which is made anew when it has failed.
 
 use anyhow::Result;
 use http_body_util::{BodyExt, Empty};
@@ -19,7 +19,8 @@ impl Http {
         Self { address: address.to_owned(), sender: None }
     }
 
-    /// Asks once. A connection that fails is given up, and so is one whose request is dropped.
+    /// Sends one request. A connection that fails is closed, and so is one whose request is
+    /// dropped.
     pub(crate) async fn ask(&mut self, method: Method, path: &str) -> Result<(StatusCode, String)> {
         let mut sender = match self.sender.take() {
             Some(sender) if !sender.is_closed() => sender,

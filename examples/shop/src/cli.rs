@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 
-/// A shop of three processes. Buys, kills two of them in turn meanwhile, and counts what was lost.
+/// A shop of three processes. Places orders while two of the processes are killed in turn, and
+/// checks that none was lost.
 #[derive(Debug, Parser)]
 #[command(name = "shop", args_conflicts_with_subcommands = true)]
 pub(crate) struct Options {
@@ -24,7 +25,7 @@ pub(crate) enum Command {
     /// Takes orders
     #[command(hide = true)]
     Orders(Role),
-    /// Speaks HTTP
+    /// Serves HTTP
     #[command(hide = true)]
     Gateway(Role),
 }
@@ -40,15 +41,15 @@ pub(crate) enum Over {
 
 #[derive(Debug, Args)]
 pub(crate) struct RunOptions {
-    /// How long to buy, seconds
+    /// How long to place orders, seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = value_parser!(u64).range(1..=86_400))]
     pub(crate) seconds: u64,
 
-    /// Buy this many instead, however long it takes
+    /// Place this many orders instead, however long it takes
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(8..))]
     pub(crate) orders: Option<u64>,
 
-    /// Buyers at once
+    /// Number of concurrent buyers
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = value_parser!(u64).range(1..=256))]
     pub(crate) buyers: u64,
 
@@ -56,16 +57,17 @@ pub(crate) struct RunOptions {
     #[arg(long, value_enum, default_value = "shm")]
     pub(crate) over: Over,
 
-    /// Tell Prometheus there what orders does, and one port further what inventory does: `/metrics`
+    /// Serve Prometheus metrics of `orders` at this address, and those of `inventory` at the next
+    /// port: `/metrics`
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) metrics: Option<SocketAddr>,
 
-    /// Stay when all is counted, for a look at the admin pages, until Ctrl-C
+    /// Keep running after the check, until Ctrl-C, so that the admin pages can be viewed
     #[arg(long)]
     pub(crate) stay: bool,
 }
 
-/// What a process of the shop is told.
+/// The arguments of a process of the shop.
 #[derive(Debug, Args)]
 pub(crate) struct Role {
     /// Where it listens
@@ -80,7 +82,7 @@ pub(crate) struct Role {
     /// Where its admin page is
     #[arg(long, default_value = "127.0.0.1:0")]
     pub(crate) admin: SocketAddr,
-    /// Where it tells Prometheus what it does
+    /// Where to serve its metrics for Prometheus
     #[arg(long)]
     pub(crate) metrics: Option<SocketAddr>,
 }

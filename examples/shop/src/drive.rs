@@ -1,4 +1,4 @@
-//! The run: starts the processes, buys, takes one after the other away, and counts.
+//! The run: starts the processes, buys, kills one after the other, and counts.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use examples::signals::EndSignals;
 use hyper::{Method, StatusCode};
 use rpc_core::Channel;
 use tokio::task::JoinSet;
@@ -18,20 +17,20 @@ use crate::cli::{Over, RunOptions};
 use crate::process::Process;
 use crate::service::InventoryClient;
 
-/// Longest time that something is waited for which must come.
+/// Longest wait for something that must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Pause before a request is sent again.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Requests that hang up while they run.
 const HANG_UPS: u64 = 8;
 
-/// What all buyers have done.
+/// The buyers' results.
 #[derive(Default)]
 struct Counts {
     placed: AtomicU64,
-    /// Requests that were not answered by a number, and were sent again.
+    /// Requests that were not answered with a number, and were sent again.
     again: AtomicU64,
-    /// Orders that were sent once more though they were answered.
+    /// Orders that were sent again although they had been answered.
     twice: AtomicU64,
     longest_us: AtomicU64,
     is_over: AtomicBool,
@@ -43,7 +42,7 @@ impl Counts {
     }
 }
 
-/// The processes, and where they keep their journals.
+/// The processes, and the place of their journals.
 struct Shop {
     inventory: Process,
     orders: Process,
@@ -58,10 +57,10 @@ impl Drop for Shop {
 }
 
 pub(crate) async fn run(options: &RunOptions) -> Result<()> {
-    let mut signals = EndSignals::install()?;
+    let signals = rpc_core::signal::shutdown();
     tokio::select! {
         outcome = sell(options) => outcome,
-        () = signals.next() => Ok(()),
+        () = signals => Ok(()),
     }
 }
 
@@ -108,7 +107,7 @@ async fn sell(options: &RunOptions) -> Result<()> {
 async fn open(options: &RunOptions) -> Result<Shop> {
     let of_orders = options.metrics;
     let of_inventory = match of_orders {
-        // Whichever is free.
+        // A free port.
         Some(address) if address.port() != 0 => {
             let next = address.port().checked_add(1).context("--metrics: there is no next port")?;
             Some(SocketAddr::new(address.ip(), next))
@@ -132,7 +131,7 @@ async fn open(options: &RunOptions) -> Result<Shop> {
     Ok(Shop { inventory, orders, gateway, folder })
 }
 
-/// Takes the servers away, one after the other, while all buy.
+/// Stops the servers, one after the other, while all buyers buy.
 async fn trouble(
     shop: &mut Shop,
     options: &RunOptions,
@@ -152,20 +151,20 @@ async fn trouble(
         }
     };
     let placed = quarter(1).await;
-    event(began, placed, "inventory is killed (SIGKILL), and started again");
+    event(began, placed, "inventory is killed (SIGKILL) and restarted");
     shop.inventory.kill_and_restart().await?;
     let placed = quarter(2).await;
-    event(began, placed, "orders is killed (SIGKILL), and started again");
+    event(began, placed, "orders is killed (SIGKILL) and restarted");
     shop.orders.kill_and_restart().await?;
     let placed = quarter(3).await;
-    event(began, placed, "orders is drained (SIGTERM), and started again");
+    event(began, placed, "orders is drained (SIGTERM) and restarted");
     shop.orders.drain_and_restart().await?;
     let placed = quarter(4).await;
-    event(began, placed, "the buyers go home when their last orders are answered");
+    event(began, placed, "the buyers stop after their last replies");
     Ok(())
 }
 
-/// Buys until it is over. Gives the number of each order.
+/// Buys until the end. Returns the number of each order.
 async fn buy(gateway: String, buyer: u64, counts: Arc<Counts>) -> Result<HashMap<String, u64>> {
     let mut http = Http::new(&gateway);
     let mut answers = HashMap::new();
@@ -179,7 +178,7 @@ async fn buy(gateway: String, buyer: u64, counts: Arc<Counts>) -> Result<HashMap
         if answers.len() % 8 == 0 {
             counts.twice.fetch_add(1, Ordering::Relaxed);
             let again = place(&mut http, &key, &counts).await?;
-            ensure!(again == number, "{key} is order {number}, and then {again}");
+            ensure!(again == number, "{key} is order {number}, but then {again}");
         }
         answers.insert(key, number);
     }
@@ -196,13 +195,13 @@ async fn place(http: &mut Http, key: &str, counts: &Counts) -> Result<u64> {
             Ok((status, text)) => format!("{status}: {text}"),
             Err(error) => format!("{error:#}"),
         };
-        ensure!(began.elapsed() < PATIENCE, "{key} is not answered: {failed}");
+        ensure!(began.elapsed() < PATIENCE, "no reply for {key}: {failed}");
         counts.again.fetch_add(1, Ordering::Relaxed);
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-/// Buyers that hang up: what runs for them ends, two servers further.
+/// Buyers that hang up: the work for them ends, two servers further.
 async fn hang_up(shop: &Shop) -> Result<u64> {
     let inventory = inventory(shop)?;
     let until = async |enough: fn((u64, u64)) -> bool| loop {
@@ -225,13 +224,13 @@ async fn hang_up(shop: &Shop) -> Result<u64> {
         until(|(_, cancelled)| cancelled >= HANG_UPS).await
     };
     let counts = tokio::time::timeout(PATIENCE, all).await;
-    Ok(counts.context("who hung up is still served")??.1)
+    Ok(counts.context("buyers that hung up are still served")??.1)
 }
 
-/// A request that may take 50 ms, and would take for ever.
+/// A request that may take 50 ms, and would never end.
 async fn deadline(shop: &Shop) -> Result<StatusCode> {
     let asked = Http::new(&shop.gateway.address).ask(Method::POST, "/audit?within_ms=50").await?;
-    ensure!(asked.0 == StatusCode::GATEWAY_TIMEOUT, "in place of a deadline: {}", asked.1);
+    ensure!(asked.0 == StatusCode::GATEWAY_TIMEOUT, "expected a deadline, got: {}", asked.1);
     Ok(asked.0)
 }
 
@@ -249,7 +248,7 @@ async fn report(
     late: StatusCode,
 ) -> Result<()> {
     let (status, text) = Http::new(&shop.gateway.address).ask(Method::GET, "/orders").await?;
-    ensure!(status == StatusCode::OK, "the orders cannot be read: {text}");
+    ensure!(status == StatusCode::OK, "cannot read the orders: {text}");
     let mut kept = HashMap::new();
     let mut ordered = 0;
     for line in text.lines() {
@@ -269,24 +268,24 @@ async fn report(
     let longest = Duration::from_micros(get(&counts.longest_us));
     println!();
     row("orders answered", counts.placed(), &format!("in {:.1} s", took.as_secs_f64()));
-    row("requests sent again", get(&counts.again), "the answer was lost, or late");
+    row("requests retried", get(&counts.again), "the reply was lost or late");
     row("orders sent twice on purpose", get(&counts.twice), "the same number both times");
     row("orders in the journal", kept.len() as u64, "");
-    row("  lost", lost as u64, "answered, and not there");
-    row("  not asked for", unknown as u64, "there, and never answered");
-    row("  one number for two", twice as u64, "");
+    row("  lost", lost as u64, "confirmed but missing");
+    row("  not ordered", unknown as u64, "present but never confirmed");
+    row("  number used twice", twice as u64, "");
     row("pieces ordered", ordered, "");
-    row("pieces taken", taken, "out of the inventory");
-    row("buyers that hung up", cancelled, "their handlers ended, two servers on");
-    row("deadlines that passed", 1, &format!("told as {late}"));
+    row("pieces taken", taken, "taken from the inventory");
+    row("buyers that hung up", cancelled, "their handlers two servers away ended");
+    row("deadlines that passed", 1, &format!("reported as {late}"));
     row(
         "longest order",
         u64::try_from(longest.as_millis()).unwrap_or(u64::MAX),
-        "ms, outages included",
+        "ms, including outages",
     );
     let is_whole = lost + twice + unknown == 0 && ordered == taken && kept.len() == answers.len();
-    ensure!(is_whole, "the shop has lost something, or done it twice: see above");
-    println!("\nNothing was lost, and nothing done twice.");
+    ensure!(is_whole, "the shop lost something or did it twice, see above");
+    println!("\nNothing was lost, and nothing was done twice.");
     Ok(())
 }
 

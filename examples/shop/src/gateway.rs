@@ -1,4 +1,4 @@
-//! HTTP to calls. Who hangs up cancels what runs for him, through all servers.
+//! HTTP to calls. A buyer who hangs up cancels the work for him, in all servers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,6 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use examples::signals::EndSignals;
 use rpc_core::health::HealthClient;
 use rpc_core::{CallError, Code, Status};
 use tokio::net::TcpListener;
@@ -18,7 +17,7 @@ use crate::cli::Role;
 use crate::service::{OrdersClient, Refusal};
 use crate::serving;
 
-/// Longest time of a request, unless it says `within_ms`.
+/// Longest time of a request without `within_ms`.
 const WITHIN: Duration = Duration::from_secs(2);
 
 struct Gateway {
@@ -27,7 +26,7 @@ struct Gateway {
 }
 
 pub(crate) async fn serve(role: &Role) -> Result<()> {
-    let mut signals = EndSignals::install()?;
+    let mut signals = rpc_core::signal::shutdown();
     let channel = serving::upstream(role)?;
     let gateway =
         Gateway { orders: OrdersClient::new(channel.clone()), health: HealthClient::new(channel) };
@@ -48,7 +47,7 @@ async fn place(State(gateway): State<Arc<Gateway>>, uri: Uri, headers: HeaderMap
         return (StatusCode::BAD_REQUEST, "POST /orders?key=K&count=N\n").into_response();
     };
     let mut call = gateway.orders.place(key, count).timeout(within(&uri));
-    // The trace of the buyer, if he has one, goes through all servers.
+    // The buyer's trace, if there is one, is passed through all servers.
     if let Some(trace) = headers.get("traceparent") {
         call = call.metadata("traceparent", trace.as_bytes().to_vec());
     }

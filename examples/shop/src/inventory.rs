@@ -12,7 +12,7 @@ use crate::journal::{Journal, is_key};
 use crate::service::{Inventory, InventoryServer, Refusal};
 use crate::serving;
 
-/// Pieces at the begin.
+/// Initial pieces.
 const STOCK: u64 = 1_000_000_000;
 
 struct Shelves {
@@ -24,7 +24,7 @@ struct Shelves {
 impl Inventory for Shelves {
     async fn take(&self, key: &str, count: u64) -> Result<u64, CallError<Refusal>> {
         if !is_key(key) {
-            return Err(Status::invalid_argument("a key has letters, digits and -").into());
+            return Err(Status::invalid_argument("a key consists of letters, digits and -").into());
         }
         let mut journal = self.journal.lock();
         let left = STOCK - journal.total();

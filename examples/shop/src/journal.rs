@@ -1,7 +1,7 @@
-//! What was done under which key, kept over the end of a process.
+//! The deeds under each key, kept across the end of a process.
 //!
-//! A line for each key, written by one call before anybody is told: what a killed process has written
-//! is in the file. A line without an end was told nobody, and goes.
+//! A line for each key, written by one call before anybody gets an answer: what a killed process
+//! has written is in the file. An incomplete line was answered to nobody, and is removed.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -29,7 +29,7 @@ impl Journal {
         let mut it = Self { file, entries: HashMap::new(), total: 0 };
         for line in String::from_utf8_lossy(&text[..whole]).lines() {
             let entry = parse(line).ok_or_else(|| {
-                let text = format!("{}: this is no line of it: {line:?}", path.display());
+                let text = format!("{}: malformed line: {line:?}", path.display());
                 io::Error::new(io::ErrorKind::InvalidData, text)
             })?;
             it.remember(entry.0, entry.1, entry.2);
@@ -37,12 +37,12 @@ impl Journal {
         Ok(it)
     }
 
-    /// What was done under the key.
+    /// The deed under the key.
     pub(crate) fn get(&self, key: &str) -> Option<(u64, u64)> {
         self.entries.get(key).copied()
     }
 
-    /// Keeps that it is done, under the next number.
+    /// Records the deed, under the next number.
     pub(crate) fn add(&mut self, key: &str, count: u64) -> io::Result<u64> {
         let number = self.entries.len() as u64 + 1;
         self.file.write_all(format!("{key}\t{number}\t{count}\n").as_bytes())?;
@@ -71,7 +71,7 @@ fn parse(line: &str) -> Option<(&str, u64, u64)> {
     parts.next().is_none().then_some(entry)
 }
 
-/// Keys are parts of lines, and what a buyer says.
+/// Keys are parts of lines, and come from buyers.
 pub(crate) fn is_key(key: &str) -> bool {
     (1..=64).contains(&key.len()) && key.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'-')
 }
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_there_again_and_half_a_line_is_not() {
+    fn journal_replays_whole_lines_only() {
         let path = std::env::temp_dir().join(format!("shop-journal-{}", std::process::id()));
         let _ = std::fs::remove_file(&path);
         let mut journal = Journal::open(&path).unwrap();

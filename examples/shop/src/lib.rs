@@ -1,27 +1,28 @@
 //! A shop of three processes: a gateway that speaks HTTP, orders, and inventory. One command starts
-//! them, buys, kills one after the other while it buys, and counts at the end what was lost: nothing.
+//! them, buys, kills one after the other while it buys, and counts at the end what was lost:
+//! nothing.
 //!
 //! ```text
 //!   buyers --HTTP--> gateway --Orders--> orders --Inventory--> inventory
 //!                                        journal               journal
 //! ```
 //!
-//! A buyer gives each order a key, and sends it again under that key until it is answered. Orders and
-//! inventory keep what they have done under a key in a journal, so that it is done once however often
-//! it is asked for. That makes their methods idempotent, and the channels between them try again by
-//! themselves.
+//! A buyer gives each order a key, and sends it again under that key until it is answered. Orders
+//! and inventory record each deed under its key in a journal, so that it is done once however often
+//! it is requested. That makes their methods idempotent, and the channels between them retry
+//! automatically.
 //!
 //! | file | idea |
 //! |---|---|
 //! | `cli` | the command line |
 //! | `service` | the two services |
-//! | `journal` | what was done under which key, over the end of a process |
+//! | `journal` | the deeds under each key, across the end of a process |
 //! | `inventory`, `orders` | the two servers |
-//! | `serving` | what both have around them |
+//! | `serving` | their common surroundings |
 //! | `gateway` | HTTP to calls |
-//! | `process` | a process that is started, killed and started again |
-//! | `buyer` | HTTP as a buyer speaks it |
-//! | `drive` | the run, and what is counted |
+//! | `process` | a process that is started, killed and restarted |
+//! | `buyer` | HTTP as a buyer uses it |
+//! | `drive` | the run, and its counts |
 
 mod buyer;
 mod cli;
@@ -37,6 +38,7 @@ mod serving;
 use std::process::ExitCode;
 
 use clap::Parser;
+use rpc_core::text::printable;
 
 use crate::cli::{Command, Options};
 
@@ -53,7 +55,7 @@ pub async fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", printable(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }

@@ -1,4 +1,4 @@
-//! The orders: takes each once, and has the inventory take what is in it.
+//! The orders: accepts each once, and takes its pieces from the inventory.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use crate::serving;
 struct Book {
     journal: Arc<Mutex<Journal>>,
     inventory: InventoryClient,
-    /// Who places an order holds the one of its key, so that the same is not placed by two at once.
+    /// The handler that places an order holds the lock of its key, so that two cannot place the
+    /// same order at once.
     turns: Vec<tokio::sync::Mutex<()>>,
     hasher: RandomState,
 }
@@ -24,7 +25,7 @@ struct Book {
 impl Orders for Book {
     async fn place(&self, key: &str, count: u64) -> Result<u64, CallError<Refusal>> {
         if !is_key(key) {
-            return Err(Status::invalid_argument("a key has letters, digits and -").into());
+            return Err(Status::invalid_argument("a key consists of letters, digits and -").into());
         }
         let turns = self.turns.len() as u64;
         let turn = usize::try_from(self.hasher.hash_one(key) % turns).unwrap_or(0);
@@ -32,7 +33,7 @@ impl Orders for Book {
         if let Some((number, _)) = self.journal.lock().get(key) {
             return Ok(number);
         }
-        // If this process is killed behind it, the same key takes nothing more when it comes again.
+        // If this process is killed after it, a repeated call with the key takes nothing more.
         self.inventory.take(key, count).await?;
         let number = self.journal.lock().add(key, count);
         Ok(number.map_err(|error| Status::internal(format!("journal: {error}")))?)

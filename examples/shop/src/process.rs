@@ -1,4 +1,4 @@
-//! A process of the shop: started, killed, and started again at the same address.
+//! A process of the shop: started, killed, and restarted at the same address.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 
-/// Longest time until it is ready, and until it has ended when it was asked to.
+/// Longest time until it is ready, and until it has ended on request.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest time until its addresses are free again, and time between two tries.
 const FREED: Duration = Duration::from_secs(10);
@@ -18,18 +18,18 @@ const RETRY: Duration = Duration::from_millis(200);
 /// A process that is ready. It ends with this one.
 pub(crate) struct Process {
     child: Child,
-    /// Its end is the process's. Not left in `child`, whose `wait` would close it.
+    /// The process ends with it. Not left in `child`, whose `wait` would close it.
     stdin: Option<ChildStdin>,
     arguments: Vec<String>,
     /// Where it listens.
     pub(crate) address: String,
     /// Where its admin page is.
     pub(crate) admin: String,
-    /// Where it tells Prometheus, if it does.
+    /// The address of its metrics, if it has one.
     pub(crate) metrics: Option<String>,
 }
 
-/// Where a process is, as it says itself.
+/// The addresses of a process, as it reports them.
 struct Ready {
     address: String,
     admin: String,
@@ -56,16 +56,16 @@ impl Process {
         &self.arguments[0]
     }
 
-    /// SIGKILL, and once more at the same addresses.
+    /// SIGKILL, and a restart at the same addresses.
     pub(crate) async fn kill_and_restart(&mut self) -> Result<()> {
         self.child.kill().await?;
         self.restart().await
     }
 
-    /// SIGTERM: it drains. Then once more at the same addresses.
+    /// SIGTERM: it drains. Then a restart at the same addresses.
     pub(crate) async fn drain_and_restart(&mut self) -> Result<()> {
         let id = self.child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
-        kill_process(id.context("it has ended by itself")?, Signal::TERM)?;
+        kill_process(id.context("it ended on its own")?, Signal::TERM)?;
         let ended = tokio::time::timeout(PATIENCE, self.child.wait()).await;
         let status = ended.with_context(|| format!("{} does not drain", self.role()))??;
         if !status.success() {
@@ -109,12 +109,12 @@ async fn launch(
         .spawn()?;
     let mut lines = BufReader::new(child.stdout.take().context("it is piped")?).lines();
     let line = tokio::time::timeout(PATIENCE, lines.next_line()).await;
-    let line = line.with_context(|| format!("{role} does not become ready"))??;
+    let line = line.with_context(|| format!("{role} did not become ready"))??;
     let line = line.with_context(|| format!("{role} ended before it was ready"))?;
     let mut words = line.split(' ').skip(1).map(str::to_owned);
     let (Some(address), Some(admin), Some(metrics)) = (words.next(), words.next(), words.next())
     else {
-        bail!("{role} said {line:?} in place of READY");
+        bail!("expected READY from {role}, got {line:?}");
     };
     Ok((child, Ready { address, admin, metrics: Some(metrics).filter(|metrics| metrics != "-") }))
 }

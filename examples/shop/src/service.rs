@@ -1,4 +1,4 @@
-//! The two services. What writes to a file is spawned: calls of others do not wait for it.
+//! The two services. Methods that write to a file are spawned: other calls do not wait for them.
 
 use rpc_core::stream::Stream;
 use rpc_core::{CallError, Status};
@@ -21,7 +21,7 @@ pub(crate) struct Order {
 /// The stock.
 #[rpc_core::service]
 pub(crate) trait Inventory {
-    /// Takes pieces out of the stock, once for each key, and gives how many are left.
+    /// Takes pieces out of the stock, once for each key, and returns how many are left.
     #[rpc(idempotent, spawn)]
     async fn take(&self, key: &str, count: u64) -> Result<u64, CallError<Refusal>>;
 
@@ -29,7 +29,7 @@ pub(crate) trait Inventory {
     #[rpc(idempotent)]
     async fn taken(&self) -> u64;
 
-    /// Counts the shelves, which takes longer than anybody waits.
+    /// Counts the shelves, which takes longer than any caller waits.
     #[rpc(idempotent)]
     async fn count_shelves(&self) -> u64;
 
@@ -41,7 +41,7 @@ pub(crate) trait Inventory {
 /// The orders.
 #[rpc_core::service]
 pub(crate) trait Orders {
-    /// Takes an order, once for each key, and gives its number.
+    /// Takes an order, once for each key, and returns its number.
     #[rpc(idempotent, spawn)]
     async fn place(&self, key: &str, count: u64) -> Result<u64, CallError<Refusal>>;
 

@@ -1,13 +1,12 @@
-//! What the two servers have around their services: health, the admin page, and an end.
+//! The common surroundings of the two servers: health, the admin page, and an end.
 
 use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use examples::signals::EndSignals;
 use parking_lot::Mutex;
-use rpc_admin::{Admin, Recent};
+use rpc_admin::{Admin, Metrics, Recent};
 use rpc_core::health::HealthReporter;
 use rpc_core::service::Dispatch;
 use rpc_core::{Channel, Server};
@@ -15,44 +14,51 @@ use rpc_core::{Channel, Server};
 use crate::cli::Role;
 use crate::journal::Journal;
 
-/// Serves until SIGTERM. Says where it listens on stdout.
+/// Serves until SIGTERM. Prints its addresses on stdout.
 pub(crate) async fn serve(
     title: &str,
     role: &Role,
     service: impl Dispatch,
     upstream: Option<&Channel>,
 ) -> Result<()> {
-    let mut signals = EndSignals::install()?;
-    let recent = Recent::new();
+    let mut signals = rpc_core::signal::shutdown();
+    let (recent, health) = (Recent::new(), HealthReporter::new());
     let server = Server::builder()
         .interceptor(recent.clone())
         .add_service(service)
-        .health(&HealthReporter::new())
+        .health(&health)
         .grace(Duration::from_secs(5))
         .bind(&role.listen)
         .await?;
-    let mut admin = Admin::new(server.stats_handle()).title(title).recent(recent);
+    let mut admin = Admin::new(server.stats_handle()).title(title).recent(recent).health(&health);
     if let Some(channel) = upstream {
         admin = admin.channel("upstream", channel);
     }
     let admin = admin.bind(role.admin).await?;
     let metrics = match role.metrics {
-        Some(address) => Some(examples::metrics::listen(address, server.stats_handle()).await?),
+        Some(address) => {
+            let mut metrics = Metrics::new(server.stats_handle()).health(&health);
+            if let Some(channel) = upstream {
+                metrics = metrics.channel("upstream", channel);
+            }
+            Some(metrics.bind(address).await?)
+        }
         None => None,
     };
-    let told = metrics.as_ref().map(|(address, _)| address.to_string());
+    let told = metrics.as_ref().map(|metrics| metrics.local_address().to_string());
     let (listens, page) = (server.local_address().to_string(), admin.local_address().to_string());
     ready(&listens, &page, told.as_deref().unwrap_or("-"))?;
     let admin = tokio::spawn(admin.serve());
+    let metrics = metrics.map(|metrics| tokio::spawn(metrics.serve()));
     server.serve_until(async { signals.terminated().await }).await?;
     admin.abort();
-    if let Some((_, telling)) = metrics {
-        telling.abort();
+    if let Some(metrics) = metrics {
+        metrics.abort();
     }
     Ok(())
 }
 
-/// Tells who has started this process that it is ready, and ends it when that process does.
+/// Reports readiness to the parent process, and ends this process when the parent does.
 pub(crate) fn ready(address: &str, admin: &str, metrics: &str) -> Result<()> {
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
@@ -69,7 +75,7 @@ pub(crate) fn journal(role: &Role) -> Result<Arc<Mutex<Journal>>> {
     Ok(Arc::new(Mutex::new(journal)))
 }
 
-/// A channel that waits for a server that is away, and tries idempotent calls again.
+/// A channel that waits for a server that is away, and retries idempotent calls.
 pub(crate) fn upstream(role: &Role) -> Result<Channel> {
     let address = role.upstream.as_deref().context("--upstream is missing")?;
     Ok(Channel::builder().wait_for_ready(true).connect_lazy(address)?)

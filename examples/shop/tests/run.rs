@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use test_kit::Watchdog;
 
-/// The example, which is built beside this test.
+/// The example, which is built together with this test.
 fn program() -> PathBuf {
     let mut path = std::env::current_exe().expect("this test");
     path.pop();
@@ -20,7 +20,7 @@ fn run(arguments: &str) -> Output {
     Command::new(program()).args(arguments.split(' ')).output().expect("the example is built")
 }
 
-/// The number in the row that begins so.
+/// The number in the row that begins with `row`.
 fn count(text: &str, row: &str) -> u64 {
     let found = text.lines().find_map(|line| line.strip_prefix(row));
     let found = found.unwrap_or_else(|| panic!("{row}: {text}"));
@@ -37,7 +37,7 @@ fn nothing_is_lost(over: &str) {
     assert!(count(&text, "orders answered") >= 400, "{text}");
     let answered = count(&text, "orders answered");
     assert_eq!(count(&text, "orders in the journal"), answered, "{text}");
-    for nothing in ["  lost", "  not asked for", "  one number for two"] {
+    for nothing in ["  lost", "  not ordered", "  number used twice"] {
         assert_eq!(count(&text, nothing), 0, "{text}");
     }
     assert_eq!(count(&text, "pieces taken"), 2 * answered, "{text}");
@@ -48,23 +48,23 @@ fn nothing_is_lost(over: &str) {
     }
     assert!(text.contains("health     serving"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
-    assert!(text.ends_with("Nothing was lost, and nothing done twice.\n"), "{text}");
+    assert!(text.ends_with("Nothing was lost, and nothing was done twice.\n"), "{text}");
 }
 
 #[test]
-fn a_shop_whose_servers_are_killed_loses_nothing_over_shm() {
+fn killed_servers_lose_nothing_over_shm() {
     nothing_is_lost("shm");
 }
 
 #[test]
-fn a_shop_whose_servers_are_killed_loses_nothing_over_tcp() {
+fn killed_servers_lose_nothing_over_tcp() {
     nothing_is_lost("tcp");
 }
 
-/// What a server says to Prometheus.
+/// A server's answer to Prometheus.
 fn metrics(address: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("it listens");
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").expect("it reads");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("it reads");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("it answers");
     answer
@@ -79,7 +79,7 @@ fn a_shop_tells_prometheus_what_its_servers_do() {
         .spawn()
         .expect("the example is built");
     let lines = BufReader::new(shop.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
-    // When it stays all is counted, and each server has been started a second time.
+    // Once it stays, everything is counted, and each server has been started a second time.
     let lines: Vec<String> = lines.take_while(|line| !line.contains("stays open")).collect();
     let texts = ["orders", "inventory"].map(|role| {
         let end = format!("/metrics   of {role}");
@@ -90,6 +90,11 @@ fn a_shop_tells_prometheus_what_its_servers_do() {
     });
     shop.kill().expect("it stays");
     shop.wait().expect("it is ours");
+    let called = texts[0].as_deref().unwrap_or_default();
+    assert!(
+        called.contains("rpc_client_connections{to=\"upstream\"} 1"),
+        "of its channel: {called}"
+    );
     for (text, method) in texts.into_iter().zip(["Orders.all", "Inventory.count_shelves"]) {
         let text = text.unwrap_or_else(|| panic!("{lines:?}"));
         assert!(text.starts_with("HTTP/1.1 200"), "{text}");
