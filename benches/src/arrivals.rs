@@ -1,10 +1,11 @@
-//! Connections that come and go beside calls: what those calls still get, on a device whose commands
-//! take no time and on one that takes 1 ms for each, as a NIC does.
+//! Connections that come and go next to calls: the remaining rate of those calls, on a device whose
+//! commands take no time and on one that takes 1 ms for each, as a NIC does.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use rpc_core::{Channel, FaultPlan, PollMode, Server};
+use rpc_core::transport::FaultPlan;
+use rpc_core::{Channel, PollMode, Server};
 use rpc_perf::cores;
 use rpc_perf::server_process::ServerProcess;
 use rpc_transport::device::fault::MLX5;
@@ -17,7 +18,7 @@ use crate::report::{at_least, row};
 const ARRIVALS: u32 = 500;
 const IN_FLIGHT: usize = 32;
 
-/// Serves echo on a device whose commands take their time, as [`ours::serve`] does on others.
+/// Serves echo on a device with slow commands, as [`ours::serve`] does on others.
 pub(crate) async fn serve(address: &str, mode: PollMode) -> Result<()> {
     let plan = FaultPlan::new(1).profile(&MLX5);
     let builder = Server::builder().add_service(echo_server()).poll_mode(mode).faults(plan);
@@ -27,8 +28,8 @@ pub(crate) async fn serve(address: &str, mode: PollMode) -> Result<()> {
     Ok(())
 }
 
-/// Connects, calls and leaves, so often a second, until the process is killed; prints `READY` and how
-/// many came in the first second.
+/// Connects, calls and leaves `ARRIVALS` times a second, until the process is killed; prints
+/// `READY` and the number of connections in the first second.
 pub(crate) async fn arrive(address: &str) -> Result<()> {
     let mut ticks = tokio::time::interval(Duration::from_secs(1) / ARRIVALS);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
@@ -36,7 +37,7 @@ pub(crate) async fn arrive(address: &str) -> Result<()> {
         ticks.tick().await;
         let address = address.to_owned();
         tokio::spawn(async move {
-            // What is refused or cut off shows in the server's log.
+            // Refused and cut-off connections appear in the server's log.
             if let Ok(channel) =
                 Channel::builder().poll_mode(PollMode::Event).connect(&address).await
             {

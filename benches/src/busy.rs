@@ -15,12 +15,12 @@ use crate::ours::{self, Echo, EchoServer};
 
 /// Calls from one [`lap`] to the next.
 pub(crate) const CALLS_PER_LAP: u32 = 16;
-/// How long the end that is not counted lets the other one wait: in each lap another of so many times.
+/// Waits of the end that is not counted: each lap has another of these.
 const WAITS: u32 = 4;
 const LEAST_WAIT: Duration = Duration::from_micros(8);
 const MORE_WAIT: Duration = Duration::from_micros(3);
 
-/// Callgrind writes down here what it has counted.
+/// Callgrind dumps its counts here.
 #[inline(never)]
 fn lap() {
     black_box(());
@@ -34,7 +34,7 @@ fn wait(call: u32) {
     }
 }
 
-/// What [`ours`] serves, which does something with each call before.
+/// The service of [`ours`], with a hook before each call.
 struct Before<F>(AtomicU32, F);
 
 impl<F: Fn(u32) + Send + Sync + 'static> Echo for Before<F> {
@@ -54,7 +54,7 @@ async fn bind(address: &str, before: impl Fn(u32) + Send + Sync + 'static) -> Re
 pub(crate) async fn serve(address: &str) -> Result<()> {
     let server = bind(address, wait).await?;
     println!("READY {}", server.local_address());
-    // Also where valgrind ends the client without its destructors.
+    // Also if valgrind ends the client without its destructors.
     let client_ends = tokio::task::spawn_blocking(|| io::copy(&mut io::stdin(), &mut io::sink()));
     tokio::select! {
         served = server.serve() => served?,
@@ -74,7 +74,7 @@ pub(crate) async fn call(address: &str, calls: u32) -> Result<()> {
     Ok(())
 }
 
-/// Makes so many calls, of which this process is the `client` or the `server`.
+/// Makes `calls` calls; this process is their `client` or their `server`.
 pub(crate) async fn count(calls: u32, end: &str) -> Result<()> {
     let address = format!("shm://bench-busy-{}", process::id());
     match end {

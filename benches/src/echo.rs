@@ -1,8 +1,8 @@
 //! 64-byte echo over shared memory against the floor of the machine and against tarpc.
 //!
 //! A virtual machine's CPUs may be two cores now and two threads of one core a second later, which
-//! changes every number several fold. So each round looks at the cores before and after, ratios are
-//! those within a round, and rounds of both kinds are told apart.
+//! changes every number several fold. So each round checks the cores before and after, ratios are
+//! those within a round, and rounds of both kinds are reported separately.
 
 use std::time::Duration;
 
@@ -17,16 +17,16 @@ use rpc_perf::floor::{self, Cores};
 
 /// Most that a call may cost, as a multiple of a message each way through shared memory.
 const FLOOR_BAR: f64 = 2.5;
-/// Most that it may cost of a call of tarpc.
+/// Highest cost relative to a call of tarpc.
 const TARPC_BAR: f64 = 1.0 / 40.0;
 /// Most that a call in event mode may cost, as a multiple of two threads that wake each other.
 const WAKE_BAR: f64 = 1.15;
-/// Bytes that each call carries there and back.
+/// Bytes that each call carries in each direction.
 const SIZE: usize = 64;
-/// Calls under way at once where calls per second are measured.
+/// Concurrent calls for the measurement of calls per second.
 const IN_FLIGHT: usize = 32;
 
-/// What was measured right after each other, nanoseconds and calls per second.
+/// Consecutive measurements, nanoseconds and calls per second.
 struct Round {
     line: f64,
     cores: Option<Cores>,
@@ -91,7 +91,7 @@ fn latency(runtime: &Runtime, mode: &str, duration: Duration) -> Result<Latency>
     cores::pin(0);
     let server = crate::start_server("ours", "shm://bench-echo", mode)?;
     runtime.block_on(async {
-        // One task measures, as a user's would; the connection's driver is another.
+        // One task measures, like a user's program; the connection's driver is another.
         let client = ours::connect(server.address(), crate::mode(mode)).await?;
         let measuring = tokio::spawn(async move { ours::latency(&client, SIZE, duration).await });
         let histogram = measuring.await??;
@@ -146,8 +146,8 @@ fn print(kind: Cores, rounds: &[&Round], all: usize) {
     row("floor: two threads that wake each other", us(of(|it| it.wake)), "");
     let event = at_most(of(|it| it.event_p50 / it.wake), WAKE_BAR);
     row("shm event p50, against that floor", us(of(|it| it.event_p50)), event);
-    // No bar: how long a CPU takes to wake depends on how long it has slept, so tarpc's median can
-    // lie below that floor, though its mean does not.
+    // No bar: the time that a CPU takes to wake depends on how long it has slept, so tarpc's median
+    // can lie below that floor, although its mean does not.
     let event = of(|it| it.event_p50 / it.tarpc_p50);
     row("shm event p50, against tarpc unix", "", format!("{event:.3}"));
     let rate = at_least(of(|it| it.busy_rate / 1e6), 1.5);

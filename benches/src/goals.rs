@@ -1,8 +1,8 @@
-//! The goals that hold with room to spare, each as a ratio of two measurements of the same round.
+//! The goals that hold with room to spare, each as a ratio of two measurements of one round.
 //!
-//! A goal is shown by one round. Who else runs can spoil a round, and one measurement of a pair more than the
-//! other; what has become too slow misses in every one of them. So a miss says something about the code,
-//! and `.ci/run` can ask.
+//! One round is enough to show a goal. Other load on the machine can spoil a round, and one
+//! measurement of a pair more than the other, but code that became too slow misses in every round.
+//! So a miss says something about the code, and `.ci/run` can check for it.
 
 use std::time::Duration;
 
@@ -19,13 +19,13 @@ use crate::{ours, shards, tarpc_peer};
 
 /// Rounds in which a goal can be shown.
 const ROUNDS: usize = 40;
-/// Least rate over TCP with [`IN_FLIGHT`] calls under way, of tarpc's.
+/// Least rate over TCP with [`IN_FLIGHT`] concurrent calls, relative to tarpc's.
 const TCP_RATE_BAR: f64 = 2.0;
 const IN_FLIGHT: usize = 32;
 const SIZE: usize = 64;
 const LARGE: usize = 1 << 20;
 
-/// Which side of the bar is the good one.
+/// The good side of the bar.
 #[derive(Clone, Copy)]
 enum Bar {
     AtMost(f64),
@@ -57,7 +57,8 @@ struct Goal {
 }
 
 impl Goal {
-    /// The ratio of one round. `None` where it needs two cores, and the CPUs were not that all the time.
+    /// The ratio of one round. `None` if it needs two cores, and the CPUs were not two cores all
+    /// the time.
     fn round(&self, runtime: &Runtime, duration: Duration) -> Result<Option<f64>> {
         if !self.of_two_cores {
             return (self.measure)(runtime, duration).map(Some);
@@ -151,18 +152,18 @@ const GOALS: [Goal; 8] = [
     },
 ];
 
-/// The mean of a lone call over shared memory in the default mode, of the same in event mode.
+/// The mean of a lone call over shared memory in the default mode, relative to event mode.
 fn adaptive_of_event(runtime: &Runtime, duration: Duration) -> Result<f64> {
     let adaptive = one_core::shm(runtime, "adaptive", duration)?;
     Ok(adaptive / one_core::shm(runtime, "event", duration)?)
 }
 
-/// Looks at each goal until a round shows it.
+/// Measures each goal until a round shows it.
 ///
 /// # Errors
-/// When a call fails, and when a goal was shown by no round: names those.
+/// When a call fails, and when no round has shown a goal: names the goals.
 pub(crate) fn run(runtime: &Runtime, duration: Duration) -> Result<()> {
-    // The clients' and the servers'.
+    // The CPUs of the clients and of the servers.
     ensure!(
         CpuPair::allowed()? == Some(crate::CPUS),
         "this process may not use CPUs {} and {}, on which the two ends run",

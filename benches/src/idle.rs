@@ -1,4 +1,4 @@
-//! Idle connections: what one costs in memory, and what a thousand cost a busy neighbour.
+//! Idle connections: the memory cost of one, and the cost of a thousand for a busy neighbour.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Streams of 64-byte items with both ends on one thread, for `instructions`.
 //!
-//! Owns a service of its own, so that the one whose calls are measured stays what it is.
+//! Owns a service of its own, so that the service for calls stays unchanged.
 
 use anyhow::{Result, ensure};
 use rpc_core::stream::{self, Stream, Streaming};
@@ -8,15 +8,15 @@ use rpc_core::{Channel, PollMode, Server};
 
 #[rpc_core::service]
 trait Items {
-    /// Gives so many items.
+    /// Returns `count` items.
     fn give(&self, count: u32) -> impl Stream<Item = Vec<u8>>;
-    /// Takes items, and gives their number.
+    /// Takes items, and returns their number.
     async fn take(&self, items: Streaming<Vec<u8>>) -> u32;
 }
 
 struct Plain;
 
-/// What each call of an echo makes, too: a vector.
+/// Each call of an echo makes a vector too.
 fn items(count: u32) -> impl Stream<Item = Vec<u8>> {
     stream::iter((0..count).map(|_| vec![7; 64]))
 }
@@ -35,7 +35,7 @@ impl Items for Plain {
     }
 }
 
-/// Sends so many items of one stream, of `results` or `arguments`. Nobody spins.
+/// Sends `items` items of one stream, of `results` or `arguments`. Nobody spins.
 pub(crate) async fn count(items: u32, of: &str) -> Result<()> {
     let server = Server::builder().add_service(ItemsServer::new(Plain)).poll_mode(PollMode::Event);
     tokio::spawn(server.bind("mem://bench").await?.serve());

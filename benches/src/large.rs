@@ -1,5 +1,5 @@
-//! Large payloads: rates against raw passes through shared memory and against tarpc, and what they
-//! do to small calls beside them.
+//! Large payloads: rates against raw passes through shared memory and against tarpc, and their
+//! effect on concurrent small calls.
 
 use std::time::{Duration, Instant};
 
@@ -17,38 +17,38 @@ use rpc_perf::pages::{PAGE_BYTES, look, page_faults, page_faults_of};
 use rpc_perf::server_process::ServerProcess;
 use tokio::runtime::Runtime;
 
-/// Least rate of `Bytes` with four of them under way, of two raw copies.
+/// Least rate of `Bytes` with four in flight, relative to two raw copies.
 pub(crate) const FOUR_BAR: f64 = 0.7;
 
-/// What is moved, in the types that are compared.
+/// The payloads to move, in the types to compare.
 #[rpc_core::service]
 pub(crate) trait Large {
-    /// Looks at a payload.
+    /// Samples a payload.
     async fn sink(&self, data: Bulk) -> u64;
-    /// Gives one.
+    /// Returns a payload.
     async fn source(&self, len: u32) -> Option<Bulk>;
-    /// Looks at private bytes.
+    /// Samples private bytes.
     async fn sink_bytes(&self, data: Bytes) -> u64;
-    /// Gives some.
+    /// Returns private bytes.
     async fn source_bytes(&self, len: u32) -> Bytes;
-    /// Looks at a vector.
+    /// Samples a vector.
     async fn sink_vec(&self, data: Vec<u8>) -> u64;
-    /// Gives one.
+    /// Returns a vector.
     async fn source_vec(&self, len: u32) -> Vec<u8>;
 }
 
-/// The same of a payload, wherever it lies.
+/// Samples a payload, wherever it lies.
 fn look_at(data: &Bulk) -> u64 {
     let mut byte = [0];
     let mut sum = 0;
     for at in (0..data.len()).step_by(PAGE_BYTES) {
-        data.read_at(at, &mut byte);
+        data.read_at(at, &mut byte).expect("the payload can be read");
         sum += u64::from(byte[0]);
     }
     sum
 }
 
-/// What is sent was made before.
+/// The payloads to send were made in advance.
 #[derive(Default)]
 pub(crate) struct Store {
     registered: std::sync::OnceLock<Option<Bulk>>,
@@ -305,7 +305,8 @@ async fn bytes_rates(
     Ok((up, rate(in_flight, size, duration, down).await?))
 }
 
-/// The rate of `Bytes` over shared memory, four at once in the default mode, of that of two raw copies: up or down, whichever is less.
+/// The rate of `Bytes` over shared memory, four at once in the default mode, relative to two raw
+/// copies: up or down, whichever is less.
 pub(crate) fn four_of_two_copies(
     runtime: &Runtime,
     size: usize,
@@ -363,7 +364,8 @@ impl Faults {
         Ok(page_faults()? + page_faults_of(&self.server)?)
     }
 
-    /// Those since it was made, of calls of `size` bytes at a rate in bytes per second.
+    /// The faults per call since this was made, for calls of `size` bytes at a rate in bytes per
+    /// second.
     #[allow(clippy::cast_precision_loss, reason = "counts of a run are far below 2^52")]
     fn per_call(&self, rate: f64, size: usize, duration: Duration) -> Result<f64> {
         let calls = rate * duration.as_secs_f64() / size as f64;
@@ -417,7 +419,7 @@ fn print((scheme, mode): (&str, &str), size: usize, samples: &Samples) {
             row(format!("{name} {way}, {in_flight} in flight"), giga(rates), "");
             let (what, floor, least) = floor;
             row(format!("  against {what}"), "", at_least(ratio(rates, floor), least));
-            // Its bars are those of shared memory.
+            // Its bars apply to shared memory.
             let tarpc_ratio = ratio(rates, tarpc);
             let verdict = match scheme {
                 "tcp" => format!("{tarpc_ratio:.3}"),
@@ -432,7 +434,7 @@ fn print((scheme, mode): (&str, &str), size: usize, samples: &Samples) {
     print_beside(samples);
 }
 
-/// Small calls of the thread that also makes the large ones, on the same connection.
+/// Small calls of the thread that also makes the large ones, on one connection.
 fn print_beside(samples: &Samples) {
     let us = |nanos: &[f64]| format!("{:.2} us", median(nanos.to_vec()) / 1000.0);
     let slower = ratio(&samples.beside, &samples.alone);

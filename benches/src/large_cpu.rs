@@ -1,5 +1,4 @@
-//! CPU time of large payloads, with both ends on one thread: what a busy machine does not change
-//! much.
+//! CPU time of large payloads, with both ends on one thread: a busy machine changes it little.
 
 use anyhow::{Result, ensure};
 use rpc_core::bytes::Bytes;
@@ -10,8 +9,8 @@ use crate::report::row;
 use rpc_perf::floor::tcp as floor_tcp;
 use rpc_perf::pages::page_faults;
 
-/// CPU time and page faults of both ends on one thread, against copies of the same size: what a busy
-/// machine does not change much. Each end spins until it is the other's turn, which counts, too.
+/// CPU time and page faults of both ends on one thread, against copies of equal size: a busy
+/// machine changes them little. Each end spins until it is the other's turn, which counts too.
 ///
 /// # Errors
 /// When a call fails.
@@ -83,7 +82,8 @@ async fn both_ends(scheme: &str, link: LinkConfig) -> Result<(Channel, Running)>
     Ok((channel, running))
 }
 
-/// CPU time of both ends on one thread for payloads in the arena, against the same in frames.
+/// CPU time of both ends on one thread for payloads in the arena, against the same payloads in
+/// frames.
 ///
 /// # Errors
 /// When a call fails.
@@ -119,8 +119,8 @@ fn ensure_seen(sum: u64) -> Result<()> {
     Ok(())
 }
 
-/// CPU time of one call, nanoseconds, and its page faults, where a turn of `step` is so many calls: the
-/// best of five series.
+/// CPU time of one call, nanoseconds, and its page faults, where a turn of `step` has several
+/// calls: the best of five series.
 #[allow(clippy::cast_precision_loss, reason = "nanoseconds of a run are far below 2^52")]
 async fn timed(
     turns: u32,

@@ -14,12 +14,14 @@ mod instructions;
 mod items;
 mod large;
 mod large_cpu;
+mod neighbours;
 mod one_core;
 mod ours;
 #[cfg(feature = "verbs")]
 mod perftest;
 mod pipeline;
 mod placements;
+mod quota;
 #[cfg(feature = "verbs")]
 mod rdma;
 mod report;
@@ -118,7 +120,24 @@ enum Command {
         #[arg(long, default_value_t = 400)]
         millis: u64,
     },
-    /// The goals that hold with room to spare, each until one round shows it; fails where none does.
+    /// 64-byte echo of two ends that are pinned to no CPU, with and without a thread that only
+    /// computes: the default mode against event and busy mode.
+    Neighbours {
+        /// Interleaved rounds; medians are printed, of ratios those within a round.
+        #[arg(long, default_value_t = 9)]
+        rounds: usize,
+        /// Milliseconds per measurement.
+        #[arg(long, default_value_t = 300)]
+        millis: u64,
+    },
+    /// A server with a CPU quota of a fifth of a core, called 20,000 times a second.
+    Quota {
+        /// Milliseconds per measurement.
+        #[arg(long, default_value_t = 3000)]
+        millis: u64,
+    },
+    /// The goals that hold with room to spare, each until one round shows it; fails where none
+    /// does.
     Goals {
         /// Milliseconds per measurement.
         #[arg(long, default_value_t = 200)]
@@ -169,13 +188,14 @@ enum Command {
         #[arg(long, default_value_t = 2000)]
         calls: u32,
     },
-    /// What idle connections cost in memory and time.
+    /// The cost of idle connections in memory and time.
     Idle {
-        /// Idle connections beside the busy one.
+        /// Number of idle connections next to the busy one.
         #[arg(long, default_value_t = 1000)]
         connections: usize,
     },
-    /// Thousands of connections to one server, few of them at work: set-up, memory, what the few get.
+    /// Thousands of connections to one server, few of them at work: set-up, memory, the rate of the
+    /// few.
     Scale {
         #[arg(long, default_value = "tcp", value_parser = ["shm", "tcp"])]
         scheme: String,
@@ -189,7 +209,7 @@ enum Command {
         #[arg(long, default_value_t = 3000)]
         millis: u64,
     },
-    /// Connections that come and go, 500 a second, beside 32 calls in flight.
+    /// Connections that come and go, 500 a second, next to 32 calls in flight.
     Arrivals {
         #[arg(long, default_value = "tcp", value_parser = ["shm", "tcp"])]
         scheme: String,
@@ -206,8 +226,8 @@ enum Command {
         #[arg(long, default_value_t = 2000)]
         millis: u64,
     },
-    /// 64-byte echo with both ends on one thread, which `instructions` counts. Nobody spins, so that
-    /// nothing is counted but work.
+    /// 64-byte echo with both ends on one thread, which `instructions` counts. Nobody spins, so
+    /// that nothing is counted but work.
     Count {
         /// Calls.
         #[arg(long, default_value_t = 20_000)]
@@ -215,30 +235,34 @@ enum Command {
         /// Calls in flight; 1 counts two wake-ups with each.
         #[arg(long, default_value_t = 32)]
         in_flight: u32,
-        /// Each is made by a spawned task of its own, which awaits it at once, and not started by one task
-        /// that awaits all of them.
+        /// Each is made by a spawned task of its own, which awaits it at once, and not started by
+        /// one task that awaits all of them.
         #[arg(long)]
         tasks: bool,
-        /// In place of calls so many items of one stream: `results` or `arguments`.
+        /// Counts this many items of one stream instead of calls: `results` or `arguments`.
         #[arg(long)]
         items: Option<String>,
-        /// In busy mode, one call after the other, of which this process is the `client` or the `server`.
+        /// In busy mode, one call after the other, of which this process is the `client` or the
+        /// `server`.
         #[arg(long)]
         busy: Option<String>,
         #[command(flatten)]
         ends: ours::Ends,
     },
-    /// Instructions of a 64-byte echo and of a 64-byte item by layer, both ends, against the baseline in
-    /// `benches/instructions.txt`. Needs valgrind; run it with `--profile counted`.
+    /// Instructions of a 64-byte echo and of a 64-byte item by layer, both ends, against the
+    /// baseline in `benches/instructions.txt`. Needs valgrind; run it with `--profile counted`.
     Instructions {
-        /// Writes the baseline anew, all of it.
+        /// Rewrites the whole baseline.
         #[arg(long)]
         write: bool,
-        /// Counts a lone call in busy mode instead, which takes longer and two cores: polls in vain are not
-        /// counted.
+        /// Counts a lone call in busy mode instead, which takes longer and two cores: polls in vain
+        /// are not counted.
         #[arg(long)]
         busy: bool,
     },
+    /// The files and functions of this project that a small call enters at the client; fails if
+    /// they are too many. Needs valgrind and two cores; run it with `--profile counted`.
+    Walk,
     /// 64-byte echo over rdma:// against perftest's ib_send_lat and ib_send_bw (see
     /// `tests/bench_in_lab`).
     #[cfg(feature = "verbs")]
@@ -383,6 +407,10 @@ fn main() -> Result<()> {
         Command::OneCore { rounds, millis } => {
             one_core::run(&runtime, rounds, Duration::from_millis(millis))
         }
+        Command::Neighbours { rounds, millis } => {
+            neighbours::run(&runtime, rounds, Duration::from_millis(millis))
+        }
+        Command::Quota { millis } => quota::run(&runtime, Duration::from_millis(millis)),
         Command::Goals { millis } => goals::run(&runtime, Duration::from_millis(millis)),
         Command::Large { scheme, size, rounds, millis, mode } => {
             let duration = Duration::from_millis(millis);
@@ -413,6 +441,7 @@ fn main() -> Result<()> {
             runtime.block_on(items::count(calls, &items))
         }
         Command::Instructions { write, busy } => instructions::run(write, busy),
+        Command::Walk => instructions::walk::run(),
         #[cfg(feature = "verbs")]
         Command::Rdma { rounds, iterations, millis } => {
             rdma::run(&runtime, rounds, iterations, Duration::from_millis(millis))

@@ -1,4 +1,5 @@
-//! Both ends on one core, where nobody gains by polling; and a server whose core somebody else burns.
+//! Both ends on one core, where polling gains nothing; and a server whose core another thread
+//! burns.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,11 +11,12 @@ use tokio::runtime::Runtime;
 use crate::report::{at_most, mean, ratio, row};
 use crate::{ours, tarpc_peer};
 
-/// Most that a call over shared memory may take of tarpc's over a Unix socket, both in their default mode.
+/// Highest time of a call over shared memory, relative to tarpc's over a Unix socket, both in their
+/// default mode.
 pub(crate) const TARPC_BAR: f64 = 0.55;
-/// Most that it may take of our own in event mode.
+/// Highest time relative to this framework's event mode.
 pub(crate) const EVENT_BAR: f64 = 1.1;
-/// Most that a call over TCP may take of tarpc's.
+/// Highest time of a call over TCP, relative to tarpc's.
 const TCP_BAR: f64 = 0.7;
 const SIZE: usize = 64;
 
@@ -26,7 +28,7 @@ struct Means {
     tarpc: Vec<f64>,
     tcp: Vec<f64>,
     tarpc_tcp: Vec<f64>,
-    /// Beside a thread that burns the server's core, the client on the other one.
+    /// With a thread that burns the server's core, and the client on the other one.
     hog_adaptive: Vec<f64>,
     hog_event: Vec<f64>,
 }
@@ -74,12 +76,13 @@ pub(crate) fn run(runtime: &Runtime, rounds: usize, duration: Duration) -> Resul
     Ok(())
 }
 
-/// The mean of a lone call over shared memory, ns. The server runs on its CPU, the client where this thread may.
+/// The mean of a lone call over shared memory, ns. The server runs on its CPU, the client on any
+/// CPU that this thread may use.
 pub(crate) fn shm(runtime: &Runtime, mode: &str, duration: Duration) -> Result<f64> {
     call(runtime, &format!("shm://bench-one-core-{}", std::process::id()), mode, duration)
 }
 
-/// The same of tarpc over a Unix socket.
+/// The mean of a lone call of tarpc over a Unix socket, ns.
 pub(crate) fn tarpc_unix(runtime: &Runtime, duration: Duration) -> Result<f64> {
     let socket = std::env::temp_dir().join(format!("bench-one-core-{}", std::process::id()));
     let mean = tarpc(runtime, &socket.to_string_lossy(), duration);
@@ -107,7 +110,7 @@ fn tarpc(runtime: &Runtime, address: &str, duration: Duration) -> Result<f64> {
     })
 }
 
-/// Does something while a thread of this process takes what it can get of the server's CPU.
+/// Runs `work` while a thread of this process takes as much of the server's CPU as it can.
 pub(crate) fn beside_hog<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {

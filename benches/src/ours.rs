@@ -1,4 +1,5 @@
-//! Our side: an echo service through the generated stub, over any scheme and poll mode.
+//! This framework's side: an echo service through the generated client, over any scheme and poll
+//! mode.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use crate::report::Laps;
 /// The measured service.
 #[rpc_core::service]
 pub(crate) trait Echo {
-    /// Gives the bytes back.
+    /// Returns the bytes.
     async fn echo(&self, data: &[u8]) -> Vec<u8>;
 }
 
@@ -77,7 +78,7 @@ impl ClientInterceptor for Calls {
     }
 }
 
-/// What differs from the default configuration.
+/// Differences from the default configuration.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Ends {
     /// With an interceptor that counts the calls, at the `server` or the `client`.
@@ -91,7 +92,7 @@ pub(crate) struct Ends {
     send_queue_slots: Option<u16>,
 }
 
-/// A server that nobody waits for, and a client of it. Nobody spins.
+/// A server that is not awaited, and a client of it. Nobody spins.
 pub(crate) async fn both_ends(address: &str, ends: &Ends) -> Result<EchoClient> {
     let mut link = LinkConfig::default();
     if let Some(slots) = ends.send_queue_slots {

@@ -1,5 +1,5 @@
 //! The floor on an RDMA device: `ib_send_lat`, `ib_send_bw` and `ib_write_bw` of perftest, each end
-//! pinned as ours.
+//! pinned like this framework's.
 
 use std::net::IpAddr;
 use std::process::{Child, Command, Output, Stdio};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Seconds after which a run of perftest is stuck: both ends have hung before.
+/// Seconds after which a run of perftest counts as hung: both ends have hung before.
 const LIMIT_SECONDS: &str = "60";
 /// Time between two tries of a client whose server does not listen yet.
 const RETRY: Duration = Duration::from_millis(50);
@@ -19,14 +19,14 @@ pub(crate) fn round_trip(address: IpAddr, size: usize, iterations: u32) -> Resul
     Ok(2.0 * 1000.0 * column(&columns, 4)?)
 }
 
-/// Messages per second in one direction, many under way at once.
+/// Messages per second in one direction, many in flight at once.
 pub(crate) fn message_rate(address: IpAddr, size: usize, iterations: u32) -> Result<f64> {
     let columns = run("ib_send_bw", address, size, iterations)?;
     // Bytes, iterations, peak and average bandwidth, million messages per second.
     Ok(1e6 * column(&columns, 4)?)
 }
 
-/// Bytes per second by one-sided WRITEs of `size` bytes, many under way at once: the average.
+/// Bytes per second by one-sided WRITEs of `size` bytes, many in flight at once: the average.
 pub(crate) fn write_rate(address: IpAddr, size: usize, iterations: u32) -> Result<f64> {
     let columns = run("ib_write_bw", address, size, iterations)?;
     // perftest's MB are MiB.
@@ -38,7 +38,7 @@ fn column(columns: &[String], at: usize) -> Result<f64> {
     Ok(text.parse()?)
 }
 
-/// Runs both ends; gives the columns of the client's result.
+/// Runs both ends; returns the columns of the client's result.
 fn run(program: &str, address: IpAddr, size: usize, iterations: u32) -> Result<Vec<String>> {
     let mut server = Killed(end(program, 1, size, iterations).stdout(Stdio::null()).spawn()?);
     let output = loop {

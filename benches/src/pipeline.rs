@@ -1,5 +1,5 @@
-//! Two services of one process on one runtime, of which the first calls the second within each call:
-//! what the chain takes, against its two hops one by one.
+//! Two services of one process on one runtime; the first calls the second within each call. The
+//! time of the chain, against its two hops one by one.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::ours::{self, EchoClient};
 use crate::report::{Laps, at_most, mean, median, quantile, row};
 use rpc_perf::cores;
 
-/// Most that a chain may take, of its hops one after the other.
+/// Highest time of a chain, relative to its hops one after the other.
 const BAR: f64 = 1.1;
 const SIZE: usize = 64;
 const IN_FLIGHT: usize = 32;
@@ -18,7 +18,7 @@ const IN_FLIGHT: usize = 32;
 /// The first service.
 #[rpc_core::service]
 trait Front {
-    /// Has the second service echo it.
+    /// Makes the second service echo it.
     async fn chain(&self, data: &[u8]) -> Result<Vec<u8>, Status>;
 
     /// Median and mean of a lone call of the second service from here, in ns, and calls per second.
@@ -64,12 +64,12 @@ pub(crate) async fn serve(address: &str, mode: PollMode) -> Result<()> {
     Ok(server.serve().await?)
 }
 
-/// What was measured right after each other.
+/// Consecutive measurements.
 struct Round {
     chain: Hop,
     /// A client's call of the second service.
     outer: Hop,
-    /// The first service's calls of the second, beside it on the runtime.
+    /// The first service's calls of the second, on the same runtime.
     inner: Hop,
 }
 
@@ -81,7 +81,7 @@ impl Round {
 
 pub(crate) fn run(mode: &str, server: &str, rounds: usize, duration: Duration) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    // Each on a thread of its own: the server of the next one is not to inherit this one's CPU.
+    // Each on a thread of its own, so that the next server does not inherit this one's CPU.
     let round = |_| {
         let round = || round(&runtime, mode, server, duration);
         std::thread::scope(|scope| scope.spawn(round).join()).map_err(|_| anyhow!("a panic"))?
@@ -131,7 +131,7 @@ fn round(
     })
 }
 
-/// The same loops as `ours::latency` and `ours::rate`, over the first service.
+/// The loops of `ours::latency` and `ours::rate`, over the first service.
 #[allow(clippy::cast_precision_loss, reason = "call counts are far below 2^52")]
 async fn chain(client: &FrontClient, duration: Duration) -> Result<Hop> {
     let data = vec![7; SIZE];

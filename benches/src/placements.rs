@@ -1,11 +1,13 @@
-//! 64-byte echo by the place that calls are made from: what a user gets who awaits in the main future,
-//! in a `LocalSet`, in a spawned task, or on another runtime than the channel's.
+//! 64-byte echo by the place that calls are made from: the speed for a user who awaits in the main
+//! future, in a `LocalSet`, in a spawned task, or on another runtime than the channel's.
 //!
-//! A bench that only calls from where the code is fastest hides what others see. Nothing is pinned, as
-//! in a user's program. Each row is measured once in every round, and rounds are interleaved.
+//! A benchmark that only calls from where the code is fastest hides what others get. Nothing is
+//! pinned, as in a user's program. Each row is measured once in every round, and rounds are
+//! interleaved.
 //!
-//! Beside the calls a task of the same runtime waits for its own socket: what it waits longer than
-//! without calls is what a spinning driver and callers that poll cost their neighbours.
+//! Concurrently with the calls a task of the same runtime waits for its own socket: its additional
+//! wait, compared to a run without calls, is the cost of a spinning driver and of polling callers
+//! for their neighbours.
 
 use std::future::Future;
 use std::io::{Read, Write};
@@ -24,13 +26,14 @@ use tokio::task::LocalSet;
 use crate::ours::{self, EchoClient};
 use crate::report::{at_least, at_most, mean, median, quantile, row};
 
-/// Bytes that each call carries there and back.
+/// Bytes that each call carries in each direction.
 const SIZE: usize = 64;
-/// Calls under way at once where calls per second are measured.
+/// Concurrent calls for the measurement of calls per second.
 const IN_FLIGHT: [usize; 2] = [32, 256];
-/// Least rate of a placement at 32 in flight, of the best one on the same flavor of runtime.
+/// Least rate of a placement at 32 in flight, relative to the best one on the same flavor of
+/// runtime.
 pub(crate) const RATE_BAR: f64 = 0.6;
-/// Most that a lone call may take on average, of its median.
+/// Highest mean of a lone call, relative to its median.
 const MEAN_BAR: f64 = 1.3;
 
 /// A flavor of tokio's runtimes.
@@ -77,14 +80,14 @@ const PLACES: [(Place, Flavor); 7] = [
     (Place::Elsewhere, Flavor::Current),
 ];
 
-/// What one placement gave in one round.
+/// One placement's results in one round.
 #[derive(Clone, Copy)]
 struct Sample {
     p50: f64,
     mean: f64,
     p999: f64,
     rates: [f64; 2],
-    /// A round trip of a socket on the same runtime, without calls and beside 32 calls in flight.
+    /// A round trip of a socket on the same runtime, without calls and with 32 calls in flight.
     socket: [Socket; 2],
 }
 
@@ -152,11 +155,11 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// The rate of the slowest place of the default mode over a scheme, of the best one on the same flavor of
-/// runtime, with 32 calls in flight: that of the flavor for which it is less.
+/// The rate of the slowest place of the default mode over a scheme, relative to the best one on the
+/// same flavor of runtime, with 32 calls in flight: the smaller ratio of the two flavors.
 pub(crate) fn slowest_of_best(scheme: &str, duration: Duration) -> Result<f64> {
     let mut rates = PLACES.map(|(_, flavor)| (flavor, 0.0_f64));
-    // Seven measurements, each of which others can spoil: the best of three turns counts.
+    // Seven measurements, each of which other load can spoil: the best of three turns counts.
     for _ in 0..3 {
         for ((place, flavor), (_, rate)) in PLACES.into_iter().zip(&mut rates) {
             let ends = Ends::start((scheme, "adaptive"), "current", place, flavor)?;
@@ -170,7 +173,7 @@ pub(crate) fn slowest_of_best(scheme: &str, duration: Duration) -> Result<f64> {
     Ok(of_flavor(Flavor::Multi).min(of_flavor(Flavor::Current)))
 }
 
-/// A server, and a client whose channel lives where its place says.
+/// A server, and a client whose channel lives where its place demands.
 struct Ends {
     runtime: Runtime,
     client: EchoClient,
@@ -195,7 +198,7 @@ impl Ends {
         let runtime = flavor.runtime()?;
         let connect = ours::connect(server.address(), crate::mode(mode));
         let client = other.as_ref().unwrap_or(&runtime).block_on(connect)?;
-        // A current-thread runtime runs its tasks only while somebody blocks on it.
+        // A current-thread runtime runs its tasks only while a thread blocks on it.
         let other = other.map(|other| {
             let (stop, stopped) = oneshot::channel();
             let run = move || {
@@ -209,7 +212,7 @@ impl Ends {
     /// Calls per second.
     fn rate(&self, place: Place, in_flight: usize, duration: Duration) -> Result<f64> {
         let (runtime, client) = (&self.runtime, self.client.clone());
-        // The same loops either way: tasks where tasks are measured, futures of one task elsewhere.
+        // Equal loops either way: tasks where tasks are measured, futures of one task otherwise.
         match place {
             Place::Spawned | Place::Elsewhere => {
                 runtime.block_on(ours::rate(&client, SIZE, in_flight, duration))

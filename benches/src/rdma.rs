@@ -1,4 +1,4 @@
-//! Calls over `rdma://` against the device's own speed as perftest finds it, in interleaved pairs.
+//! Calls over `rdma://` against the device's own speed by perftest, in interleaved pairs.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -12,9 +12,9 @@ use crate::report::{at_least, at_most, median, quantile, row};
 use crate::{large, ours, perftest};
 use rpc_perf::cores;
 
-/// Bytes that each call carries there and back.
+/// Bytes that each call carries in each direction.
 const SIZE: usize = 64;
-/// Calls under way at once where messages per second are measured.
+/// Concurrent calls for the measurement of messages per second.
 const IN_FLIGHT: usize = 32;
 /// Most that a call may cost, as a multiple of the device's own round trip.
 const LATENCY_BAR: f64 = 1.6;

@@ -7,8 +7,8 @@ use anyhow::Result;
 use hdrhistogram::Histogram;
 pub(crate) use rpc_perf::{histogram, quantile};
 
-/// Round trips one after the other, each from the end of the one before. Keeps instants only: what a
-/// histogram takes to record would be part of each.
+/// Round trips one after the other, each from the end of the previous one. Keeps instants only:
+/// recording in a histogram would add its time to each.
 pub(crate) struct Laps {
     ends: Vec<Instant>,
     start: Instant,
@@ -32,7 +32,7 @@ impl Laps {
         self.ends.push(self.last);
     }
 
-    /// Up to the last end.
+    /// Time up to the last end.
     #[inline]
     pub(crate) fn elapsed(&self) -> Duration {
         self.last - self.start
@@ -60,12 +60,12 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// The median of the ratios of two series, turn by turn: what drifts, drifts in both.
+/// The median of the ratios of two series, turn by turn: drift affects both.
 pub(crate) fn ratio(values: &[f64], to: &[f64]) -> f64 {
     median(values.iter().zip(to).map(|(value, to)| value / to).collect())
 }
 
-/// Prints one row: what, value, and how it stands to its bar.
+/// Prints one row: name, value, and its relation to its bar.
 pub(crate) fn row(what: impl Display, value: impl Display, verdict: impl Display) {
     println!("{what:<52} {value:>16}   {verdict}");
 }

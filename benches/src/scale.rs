@@ -1,5 +1,5 @@
-//! Thousands of connections to one server: how fast they come, what the idle ones cost and weigh, what
-//! the few that work still get, and what is left when all have gone.
+//! Thousands of connections to one server: how fast they are made, the CPU and memory cost of idle
+//! ones, the rate of the few that work, and the rest when all have gone.
 
 use std::time::{Duration, Instant};
 
@@ -13,18 +13,19 @@ use crate::report::{at_least, at_most, row};
 
 /// Connections that one client process holds: a channel takes up to five descriptors.
 const OF_ONE: usize = 2_000;
-/// One of so many connections works.
+/// One of this many connections works.
 const ONE_WORKS_OF: usize = 100;
 /// How long the idle ones are watched.
 const WATCHED: Duration = Duration::from_secs(3);
-/// How long until the timer of a connection that is idle has run: the interval of keep-alive, and some.
+/// Time until the timer of an idle connection has run: the interval of keep-alive, and some more.
 const QUIET_AFTER: Duration = Duration::from_secs(20);
-/// How long memory and descriptors may take to come back.
+/// Longest time until memory and descriptors are returned.
 const GIVEN_BACK: Duration = Duration::from_secs(20);
-/// What may stay of the memory, KiB.
+/// Memory that may stay, KiB.
 const STAYS_KIB: f64 = 64.0 * 1024.0;
 
-/// Holds so many connections to `address` until the process is killed; prints `READY` when they stand.
+/// Holds `connections` connections to `address` until the process is killed; prints `READY` when
+/// they are established.
 pub(crate) async fn hold(address: &str, connections: usize) -> Result<()> {
     let start = Instant::now();
     let mut held = Vec::with_capacity(connections);
@@ -50,7 +51,7 @@ pub(crate) fn address_of(scheme: &str) -> String {
 #[allow(clippy::cast_precision_loss, reason = "connection counts are small")]
 pub(crate) async fn run(address: &str, connections: usize, duration: Duration) -> Result<()> {
     ensure!(connections >= 2, "at least two connections: one works, and the others are idle");
-    // A NIC locks what is posted on it.
+    // A NIC locks the posted buffers.
     let most_kib = if address.starts_with("rdma:") { 110.0 } else { 24.0 };
     let server = crate::start_server("ours-multi", address, "adaptive")?;
     let before = Held::by(&server)?;
@@ -139,7 +140,7 @@ async fn rate(clients: &[EchoClient], duration: Duration) -> Result<f64> {
     Ok(calls / start.elapsed().as_secs_f64())
 }
 
-/// What a process holds.
+/// Resources of a process.
 struct Held {
     kib: f64,
     descriptors: usize,
@@ -152,7 +153,7 @@ impl Held {
         Ok(Self { kib: resident_kib(id)?, descriptors })
     }
 
-    /// A few descriptors are those of pools that stay.
+    /// Pools that stay account for a few descriptors.
     fn is_back_to(&self, before: &Self) -> bool {
         self.kib < before.kib + STAYS_KIB && self.descriptors < before.descriptors + 64
     }

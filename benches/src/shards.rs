@@ -1,12 +1,13 @@
-//! A server with one shard and one client against two of each: what a second core is worth.
+//! A server with one shard and one client against two of each: the value of a second core.
 //!
-//! On a machine with two cores both ends of a client share one. So what is compared is one core that does
-//! everything with two cores that do twice that; one end on each core is shown beside it. Each is also
-//! given per second of CPU time, which does not depend on who waits for whom.
+//! On a machine with two cores both ends of a client share one. So the comparison is between one
+//! core that does everything and two cores that do twice that; one end on each core is shown next
+//! to it. Each rate is also given per second of CPU time, which does not depend on who waits for
+//! whom.
 //!
-//! Which worker of a runtime polls the driver of a shard is up to the runtime, and changes. So what a core is
-//! worth is measured with a runtime of one thread for each shard, pinned, and clients that say which one
-//! they want. Two shards of one runtime of two workers are shown beside it.
+//! The runtime decides which worker polls the driver of a shard, and the choice changes. So the
+//! value of a core is measured with a runtime of one thread for each shard, pinned, and clients
+//! that choose their shard. Two shards of one runtime of two workers are shown next to it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -21,14 +22,14 @@ use crate::idle::cpu_seconds;
 use crate::ours;
 use crate::report::{at_least, median, row};
 
-/// Least that twice the cores must do, of what half of them do.
+/// Least rate of twice the cores, relative to half of them.
 pub(crate) const BAR: f64 = 1.7;
-/// Calls of a client under way at once.
+/// Concurrent calls of a client.
 const IN_FLIGHT: usize = 32;
-/// Between the addresses of the servers of `ours-cores`.
+/// Separates the addresses of the servers of `ours-cores`.
 const BETWEEN: &str = " ";
 
-/// Who serves, and on which CPU each client runs.
+/// The servers, and the CPU of each client.
 #[derive(Clone, Copy)]
 struct Shape {
     name: &'static str,
@@ -52,15 +53,15 @@ const SHAPES: [Shape; 5] = [
     Shape { name: "one shard, two clients, two cores", who: "ours", clients: &[0, 1] },
 ];
 
-/// What a shape gave in a round: calls per second of the clock, and per second of CPU time.
+/// A shape's results in a round: calls per second of the clock, and per second of CPU time.
 #[derive(Clone, Copy)]
 struct Sample {
     rate: f64,
     of_cpu: f64,
 }
 
-/// Two servers with a shard each, of two runtimes of a thread on a CPU of its own. The address is both, that
-/// of the first CPU first.
+/// Two servers with a shard each, on two runtimes of a thread on a CPU of its own. The address is
+/// both addresses, that of the first CPU first.
 pub(crate) fn serve_cores(address: &str, mode: PollMode) -> Result<()> {
     let start = |cpu: usize| {
         let of_cpu = match address.strip_prefix("shm://") {
@@ -157,8 +158,8 @@ pub(crate) fn run(scheme: &str, mode: &str, rounds: usize, duration: Duration) -
     Ok(())
 }
 
-/// The rate of a shard and a client on each of two cores, of that of one of each on one core: over shared
-/// memory, in the default mode.
+/// The rate of a shard and a client on each of two cores, relative to one of each on one core: over
+/// shared memory, in the default mode.
 pub(crate) fn of_one_core(duration: Duration) -> Result<f64> {
     let one = sample("shm", "adaptive", SHAPES[0], duration)?;
     Ok(sample("shm", "adaptive", SHAPES[1], duration)?.rate / one.rate)
@@ -179,14 +180,14 @@ fn sample(scheme: &str, mode: &str, shape: Shape, duration: Duration) -> Result<
         cores::pin(cpu);
         let connected = (|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            // The one of its CPU, where there is one for each.
+            // The server of its CPU, if there is one for each.
             let addresses: Vec<_> = server.address().split(BETWEEN).collect();
             let address = addresses.get(cpu).unwrap_or(&addresses[0]);
             let client = ours::connect(address, crate::mode(mode));
             let client = runtime.block_on(client)?;
             anyhow::Ok((runtime, client))
         })();
-        // Also where connecting has failed: the other one waits.
+        // Also if connecting has failed: the other one waits.
         all_connected.wait();
         let (runtime, client) = connected?;
         runtime.block_on(ours::rate(&client, 64, IN_FLIGHT, duration))

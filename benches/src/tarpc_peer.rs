@@ -1,4 +1,4 @@
-//! tarpc, the peer that most Rust users would take: bincode over a Unix socket or TCP.
+//! tarpc, the peer that most Rust users would choose: bincode over a Unix socket or TCP.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -12,14 +12,14 @@ use tarpc::{client, context, serde_transport};
 
 use crate::report::Laps;
 
-/// The same service in tarpc's words.
+/// The service as a tarpc trait.
 #[tarpc::service]
 pub(crate) trait Echo {
-    /// Gives the bytes back.
+    /// Returns the bytes.
     async fn echo(data: Vec<u8>) -> Vec<u8>;
-    /// Looks at a byte of each page.
+    /// Samples a byte of each page.
     async fn sink(data: Vec<u8>) -> u64;
-    /// Gives bytes.
+    /// Returns bytes.
     async fn source(len: u32) -> Vec<u8>;
 }
 
@@ -40,7 +40,8 @@ impl Echo for Plain {
     }
 }
 
-/// Serves until the process is killed; prints `READY <place>`. A socket address is one, or a path.
+/// Serves until the process is killed; prints `READY <place>`. The place is a socket address or a
+/// path.
 pub(crate) async fn serve(place: &str) -> Result<()> {
     if let Ok(address) = place.parse::<SocketAddr>() {
         let mut incoming = serde_transport::tcp::listen(address, Bincode::default).await?;
@@ -64,7 +65,7 @@ pub(crate) async fn serve(place: &str) -> Result<()> {
     Ok(())
 }
 
-/// Each request is a task, as in its documentation.
+/// Each request is a task, as in tarpc's documentation.
 async fn spawned(handler: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(handler);
 }

@@ -1,13 +1,13 @@
-//! The columns of the table, and what one round says of a row.
+//! The columns of the table, and one round's values of a row.
 
-/// What is measured of a row.
+/// The measured quantities of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Column {
     /// Median round trip of a lone call with 64 bytes, us.
     P50,
-    /// The mean of those.
+    /// The mean of those round trips.
     Mean,
-    /// What one in a thousand of them exceeds.
+    /// Their 99.9th percentile.
     P999,
     /// Thousand calls per second with 32 in flight.
     Rate,
@@ -21,7 +21,7 @@ pub(crate) enum Column {
     DownFour,
 }
 
-/// Each of them, from left to right: its head in the table, its key in the JSON.
+/// The columns from left to right: head in the table, key in the JSON.
 pub(crate) const COLUMNS: [(Column, &str, &str); 8] = [
     (Column::P50, "p50 us", "p50_us"),
     (Column::Mean, "mean us", "mean_us"),
@@ -50,7 +50,7 @@ impl Column {
         COLUMNS[self as usize].1
     }
 
-    /// How many times as fast `ours` is as `peer`; `None` if one of them does not have this column.
+    /// How many times as fast `ours` is as `peer`; `None` if one of them lacks this column.
     pub(crate) fn speed(self, ours: &Numbers, peer: &Numbers) -> Option<f64> {
         let (ours, peer) = (ours.get(self)?, peer.get(self)?);
         Some(if self.is_time() { peer / ours } else { ours / peer })
@@ -65,7 +65,7 @@ impl Column {
     }
 }
 
-/// The values of a row; `None` for what it does not have.
+/// The values of a row; `None` for columns that it lacks.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Numbers([Option<f64>; COLUMNS.len()]);
 

@@ -1,8 +1,9 @@
-//! The goals among peers that hold, this framework against one of them over the same transport, column by
-//! column.
+//! The goals among peers that hold, this framework against one of them over the same transport,
+//! column by column.
 //!
-//! A goal is shown by one round. Who else runs can spoil a round, and one row more than the other; what has
-//! become too slow misses in every one of them. So a miss says something about the code, and CI can ask.
+//! One round is enough to show a goal. Other load on the machine can spoil a round, and one row
+//! more than the other, but code that became too slow misses in every round. So a miss says
+//! something about the code, and CI can check for it.
 
 use anyhow::{Context, Result, ensure};
 use rpc_perf::cores::{self, CpuPair};
@@ -17,11 +18,12 @@ const ROUNDS: usize = 20;
 struct Goal {
     /// The row of this framework.
     ours: &'static str,
-    /// The row that it is measured against.
+    /// The row to compare with.
     peer: &'static str,
-    /// In which columns.
+    /// The columns to compare.
     columns: &'static [Column],
-    /// Least speed, of the peer's: how many times its rate, or how many times shorter than its time.
+    /// Least speed, relative to the peer's: how many times its rate, or how many times shorter than
+    /// its time.
     least: f64,
 }
 
@@ -46,10 +48,11 @@ impl Goal {
     }
 }
 
-/// Looks at each goal between two of these rows until every column of it was shown by a round.
+/// Measures each goal between two of these rows until a round has shown every column of it.
 ///
 /// # Errors
-/// When a row fails, when there is no goal, and when a column was shown by no round: names those.
+/// When a row fails, when there is no goal, and when no round has shown a column: names the
+/// columns.
 pub(crate) fn run(rows: &[Row], plan: &Plan, cpus: CpuPair) -> Result<()> {
     cores::try_pin(cpus.client)?;
     let goals: Vec<_> = GOALS.iter().filter_map(|goal| Some((goal, goal.rows(rows)?))).collect();
@@ -99,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shorter_time_and_a_higher_rate_are_faster() {
+    fn shorter_time_and_higher_rate_are_faster() {
         let numbers = |p50, rate| {
             let mut numbers = Numbers::default();
             numbers.set(Column::P50, p50);

@@ -1,4 +1,4 @@
-//! This framework beside its peers, in one interleaved run, as one table.
+//! This framework next to its peers, in one interleaved run, as one table.
 
 mod columns;
 #[cfg(feature = "capnp")]
@@ -28,9 +28,10 @@ use rpc_perf::cores::CpuPair;
 use crate::measure::Plan;
 use crate::row::Row;
 
-/// Measures this framework, its peers and the raw limits of this machine in one interleaved run: 64-byte
-/// calls one at a time and 32 at once, and payloads of 1 MiB both ways, one and four at once. Each server is a
-/// process on a CPU of its own. Prints a table: medians over the rounds, and half of what they spread.
+/// Measures this framework, its peers and the raw limits of this machine in one interleaved run:
+/// 64-byte calls one at a time and 32 at once, and payloads of 1 MiB both ways, one and four at
+/// once. Each server is a process on a CPU of its own. Prints a table: medians over the rounds, and
+/// half of their spread.
 #[derive(Debug, Parser)]
 #[command(name = "peers", version, max_term_width = 100)]
 struct Options {
@@ -40,7 +41,7 @@ struct Options {
     /// How long each number takes; a round has about seventy.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     duration: u64,
-    /// Only rows whose name has one of these in it, such as `tarpc`, `/tcp` or `floor/eventfd`.
+    /// Only rows whose name contains one of these, such as `tarpc`, `/tcp` or `floor/eventfd`.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
     /// Writes every number of every round to this file.
@@ -49,7 +50,8 @@ struct Options {
     /// Draws the medians as bars, as SVG.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
-    /// Looks at the goals among the rows instead, each until a round shows it; fails if none of twenty does.
+    /// Looks at the goals among the rows instead, each until a round shows it; fails if none of
+    /// twenty does.
     #[arg(long, conflicts_with_all = ["rounds", "json", "plot", "list"])]
     goals: bool,
     /// Prints the names of the rows and ends.
@@ -109,7 +111,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
 }
 
-/// The rows that were asked for; all, if none was.
+/// The selected rows; all, if none was selected.
 fn chosen(only: &[String]) -> Result<Vec<Row>> {
     let all = rows::all();
     for part in only {

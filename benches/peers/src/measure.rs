@@ -1,4 +1,4 @@
-//! How asynchronous peers are measured: the same loops for all of them.
+//! Measurements of asynchronous peers: the same loops for all of them.
 
 use std::time::{Duration, Instant};
 
@@ -10,19 +10,19 @@ use rpc_perf::pages::PAGE_BYTES;
 
 use crate::columns::{Column, Numbers};
 
-/// Bytes that small calls carry there and back.
+/// Bytes that small calls carry in each direction.
 pub(crate) const SMALL_BYTES: usize = 64;
 /// Bytes of a large payload.
 pub(crate) const LARGE_BYTES: usize = 1 << 20;
-/// Small calls under way at once where calls per second are measured.
+/// Concurrent small calls for the measurement of calls per second.
 pub(crate) const IN_FLIGHT: usize = 32;
 /// Every byte of large payloads.
 pub(crate) const FILL: u8 = 7;
 
-/// For how long, and how long a peer may be silent.
+/// Durations of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
-    /// Time of each number, after a quarter of it to warm up.
+    /// Time for each number, after a quarter of it to warm up.
     pub(crate) duration: Duration,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Plan {
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Plan {
-    /// When a row counts as hung.
+    /// The time after which a row counts as hung.
     pub(crate) fn patience(&self) -> Duration {
         PATIENCE + self.duration * 10
     }
@@ -38,17 +38,17 @@ impl Plan {
 
 /// A connected client of any peer.
 pub(crate) trait Client: Clone + 'static {
-    /// Has the bytes echoed; whether they came back as they were.
+    /// Makes the server echo the bytes; returns whether they came back unchanged.
     async fn echo(&self, data: &[u8]) -> Result<bool>;
 
-    /// Sends `LARGE_BYTES`; the sum of one byte of each page, as the server sees them.
+    /// Sends `LARGE_BYTES`; returns the server's sum of one byte of each page.
     async fn put(&self) -> Result<u64>;
 
-    /// Receives `LARGE_BYTES`; the same sum, as this side sees them.
+    /// Receives `LARGE_BYTES`; returns this side's sum of one byte of each page.
     async fn get(&self) -> Result<u64>;
 }
 
-/// What looking at a large payload gives.
+/// The sum of a large payload.
 pub(crate) fn sum_of_large() -> u64 {
     (LARGE_BYTES / PAGE_BYTES) as u64 * u64::from(FILL)
 }
@@ -70,7 +70,7 @@ pub(crate) async fn small_calls<C: Client>(client: C, plan: &Plan) -> Result<Num
     let plan = *plan;
     let measured = async {
         let mut numbers = Numbers::default();
-        // A task measures, as a user's would.
+        // A task measures, like a user's program.
         let alone = client.clone();
         lone(&latency_task(alone, plan.duration).await?, &mut numbers);
         run(&client, Kind::Echo, IN_FLIGHT, plan.duration / 4).await?;
@@ -122,7 +122,7 @@ async fn latency_task<C: Client>(client: C, duration: Duration) -> Result<Histog
     task.await?
 }
 
-/// Times of what is done again and again, without those of the warm-up.
+/// Times of repeated operations, without those of the warm-up.
 pub(crate) struct Laps {
     histogram: Histogram<u64>,
     warm: Instant,
@@ -137,8 +137,8 @@ impl Laps {
         Self { histogram: rpc_perf::histogram(), warm, end: warm + duration, last: None }
     }
 
-    /// Ends a lap, if one has begun, and begins the next one unless the time is over. There is at least
-    /// one that counts.
+    /// Ends a lap, if one has begun, and begins the next one unless the time is over. At least one
+    /// lap counts.
     #[inline]
     pub(crate) fn go_on(&mut self) -> Result<bool> {
         let now = Instant::now();
@@ -152,7 +152,7 @@ impl Laps {
                 return Ok(false);
             }
         }
-        // What it takes to record is no part of the next lap.
+        // The time to record a lap is not part of the next lap.
         self.last = Some(Instant::now());
         Ok(true)
     }
@@ -169,7 +169,7 @@ enum Kind {
     Get,
 }
 
-/// Calls per second of `in_flight` tasks that call one after the other.
+/// Calls per second of `in_flight` tasks that make one call after the other.
 async fn run<C: Client>(
     client: &C,
     kind: Kind,

@@ -1,7 +1,7 @@
 //! The table as a picture: a panel for each of some columns, a bar for each row, the best on top.
 //!
-//! Bars are medians, thin lines reach from the least to the most. Only rounds of one distance of the cores are
-//! drawn, of the one that most rounds had.
+//! Bars are medians, thin lines reach from the least to the most. Only rounds with one distance of
+//! the cores are drawn: the distance of most rounds.
 
 use anyhow::{Context, Result, anyhow};
 use plotters::coord::Shift;
@@ -14,16 +14,17 @@ use crate::row::Row;
 use crate::table::{median, values};
 
 const WIDTH: i32 = 1000;
-/// Height of a bar with the gap below it, of a panel's title, and of the line at the foot of the picture.
+/// Height of a bar with the gap below it, of a panel's title, and of the line at the foot of the
+/// picture.
 const BAR: i32 = 17;
 const TITLE: i32 = 40;
 const FOOT: i32 = 30;
-/// Where bars begin in a panel, and the room that is left of them for the value.
+/// Where bars begin in a panel, and the room to their right for the value.
 const NAMES: i32 = 150;
 const VALUES: i32 = 70;
 const FONT: &str = "sans-serif";
 
-/// Of this framework, of others, and of what the machine does with nothing around it.
+/// Colours of this framework, of others, and of the floors.
 const OURS: RGBColor = RGBColor(0, 114, 178);
 const OTHERS: RGBColor = RGBColor(230, 159, 0);
 const FLOORS: RGBColor = RGBColor(170, 170, 170);
@@ -53,7 +54,7 @@ struct Bar {
 /// Draws the rounds.
 ///
 /// # Errors
-/// When every round was left out, as the host moved the cores meanwhile.
+/// When every round was left out, since the host moved the cores.
 pub(crate) fn svg(rows: &[Row], rounds: &[Round]) -> Result<String> {
     let of = |distance: Distance| -> Vec<&Round> {
         rounds.iter().filter(|round| round.distance() == Some(distance)).collect()
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_is_on_top_and_only_rounds_of_one_distance_are_drawn() {
+    fn plot_ranks_rounds_of_one_core_distance() {
         let rounds =
             [round(100.0, [2.0, 8.0, 1.0]), round(100.0, [4.0, 8.0, 1.0]), round(30.0, [0.1; 3])];
         let alike: Vec<_> = rounds[..2].iter().collect();
@@ -209,14 +210,14 @@ mod tests {
     }
 
     #[test]
-    fn rounds_in_which_the_cores_moved_are_no_picture() {
+    fn rounds_with_moved_cores_are_not_plotted() {
         let mut moved = round(100.0, [1.0; 3]);
         moved.lines.push(30.0);
         assert!(svg(&rows(), &[moved]).unwrap_err().to_string().contains("nothing to draw"));
     }
 
     #[test]
-    fn an_axis_of_logarithms_has_its_middle_at_the_geometric_mean() {
+    fn log_axis_centers_on_the_geometric_mean() {
         assert!((share(10.0, 1.0, 100.0, true) - 0.5).abs() < 1e-9);
         assert!((share(25.0, 0.0, 100.0, false) - 0.25).abs() < 1e-9);
     }

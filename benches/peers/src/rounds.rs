@@ -1,8 +1,8 @@
-//! Rounds: every row once, one after the other, and a look at the cores between them.
+//! Rounds: every row once, one after the other, and checks of the cores in between.
 //!
-//! The host of a virtual machine may move its CPUs at any time: to two cores, near or far, or to two
-//! threads of one. Rounds are told apart by how long a cache line takes, and one in which that has changed is
-//! compared with nothing.
+//! The host of a virtual machine may move its CPUs at any time: to two cores, near or far, or to
+//! two threads of one. Rounds are distinguished by the round trip of a cache line, and a round
+//! during which it changed is compared with nothing.
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::columns::Numbers;
 use crate::measure::Plan;
 use crate::row::Row;
 
-/// Time of a look at the cores.
+/// Time for a check of the cores.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// How far two CPUs are from each other.
@@ -25,14 +25,14 @@ pub(crate) enum Distance {
     Siblings,
     /// Two cores that share a cache.
     Near,
-    /// Two cores that do not.
+    /// Two cores that do not share a cache.
     Far,
 }
 
 impl Distance {
     pub(crate) const ALL: [Self; 3] = [Self::Siblings, Self::Near, Self::Far];
 
-    /// By the round trip of a cache line, ns.
+    /// The distance that the round trip of a cache line, ns, indicates.
     fn of(line: f64) -> Self {
         match line {
             ..70.0 => Self::Siblings,
@@ -60,7 +60,7 @@ pub(crate) struct Round {
 }
 
 impl Round {
-    /// How far the cores were from each other; `None` if that has changed on the way.
+    /// The distance of the cores; `None` if it changed during the round.
     pub(crate) fn distance(&self) -> Option<Distance> {
         let mut distances = self.lines.iter().map(|line| Distance::of(*line));
         let first = distances.next()?;
@@ -86,7 +86,7 @@ fn round(rows: &[Row], plan: &Plan, cpus: CpuPair, which: &str) -> Result<Round>
     Ok(round)
 }
 
-/// Shows on a terminal what is being done.
+/// Shows the current step on a terminal.
 fn tell(what: &str) {
     let mut stderr = std::io::stderr();
     if stderr.is_terminal() {

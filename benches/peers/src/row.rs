@@ -1,4 +1,4 @@
-//! A row of the table: who is measured, over what.
+//! A row of the table: a peer over one of its transports.
 
 use std::future::Future;
 
@@ -11,18 +11,18 @@ use crate::measure::Plan;
 /// A peer over one of its transports.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row {
-    /// Who, as it is called on crates.io.
+    /// The peer, by its name on crates.io.
     pub(crate) peer: &'static str,
-    /// Over what, and how it waits.
+    /// The transport, and the way of waiting.
     pub(crate) over: &'static str,
     /// Measures it once.
     pub(crate) measure: fn(Row, &Plan, CpuPair) -> Result<Numbers>,
-    /// Serves it at a place until the process ends; `None` if its server is no process.
+    /// Serves it at a place until the process ends; `None` if its server is not a process.
     pub(crate) serve: Option<fn(Row, &str) -> Result<()>>,
 }
 
 impl Row {
-    /// How `--only` and the JSON call it.
+    /// Its name for `--only` and in the JSON.
     pub(crate) fn name(&self) -> String {
         format!("{}/{}", self.peer, self.over)
     }
@@ -38,8 +38,8 @@ pub(crate) fn served<const N: usize>(
     overs.map(|over| Row { peer, over, measure, serve: Some(serve) }).to_vec()
 }
 
-/// Runs a future to its end on a current-thread runtime, among tasks that need not be `Send`: all peers
-/// are measured, and serve, on one like this.
+/// Runs a future to its end on a current-thread runtime, among tasks that need not be `Send`: all
+/// peers are measured, and serve, on such a runtime.
 pub(crate) fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     tokio::task::LocalSet::new().block_on(&runtime, future)

@@ -8,7 +8,7 @@ pub(crate) fn named(name: &str) -> Option<Row> {
     all().into_iter().find(|row| row.name() == name)
 }
 
-/// All of them, as the table shows them.
+/// All of them, in the order of the table.
 pub(crate) fn all() -> Vec<Row> {
     [
         peers::ours::rows(),

@@ -18,7 +18,7 @@ pub(crate) fn start(row: Row, place: &str, cpus: CpuPair) -> Result<ServerProces
         .with_context(|| format!("the server of {name}"))
 }
 
-/// What `start` has started. Ends with its stdin, so with the process that has started it.
+/// The process that `start` has started. Ends with its stdin, so with its parent.
 pub(crate) fn serve(row: Row, place: &str, cpu: usize) -> Result<()> {
     cores::pin(cpu);
     std::thread::spawn(|| {
@@ -29,14 +29,14 @@ pub(crate) fn serve(row: Row, place: &str, cpu: usize) -> Result<()> {
     row.serve.with_context(|| format!("{} has no server", row.name()))?(row, place)
 }
 
-/// Tells the process that has started this one where the server listens.
+/// Reports the server's address to the parent process.
 pub(crate) fn ready(address: impl std::fmt::Display) -> Result<()> {
     let mut stdout = std::io::stdout();
     writeln!(stdout, "READY {address}")?;
     Ok(stdout.flush()?)
 }
 
-/// Where servers over RDMA listen: the address of this machine's RDMA device.
+/// The address for servers over RDMA: that of this machine's RDMA device.
 pub(crate) fn rdma_device_address() -> Result<String> {
     std::env::var("PEERS_RDMA_ADDRESS")
         .context("rows over rdma: set PEERS_RDMA_ADDRESS to the IP address of an RDMA device here")

@@ -2,7 +2,7 @@
 
 use crate::row::Row;
 
-/// A socket file for one row of this process, which nothing is at. Gone when this is dropped.
+/// An unused socket file for one row of this process. Removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct SocketFile(String);
 

@@ -1,4 +1,4 @@
-//! The table, and the same as JSON.
+//! The table, and its values as JSON.
 
 use serde_json::{Map, Value, json};
 
@@ -12,7 +12,7 @@ const WIDTH: usize = 13;
 /// Width of the first one.
 const NAME_WIDTH: usize = 24;
 
-/// Prints one table for each distance of the cores that there was.
+/// Prints one table for each distance of the cores that occurred.
 pub(crate) fn print(rows: &[Row], rounds: &[Round], plan: &Plan) {
     for distance in Distance::ALL {
         let alike: Vec<_> =
@@ -61,7 +61,7 @@ pub(crate) fn print(rows: &[Row], rounds: &[Round], plan: &Plan) {
     }
 }
 
-/// What the rounds have of a row in one column.
+/// The rounds' values of a row in one column.
 pub(crate) fn values(rounds: &[&Round], name: &str, column: Column) -> Vec<f64> {
     let of_round = |round: &&Round| {
         let (_, numbers) = round.rows.iter().find(|(other, _)| other == name)?;
@@ -85,7 +85,7 @@ fn cell(values: &[f64]) -> String {
     format!("{middle:.decimals$} \u{b1}{:.0}%", 50.0 * (most - least) / middle)
 }
 
-/// The middle one, or what lies between the two middle ones.
+/// The median: the middle value, or the mean of the two middle ones.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
@@ -131,14 +131,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cell_has_the_median_and_half_of_the_spread() {
+    fn cell_shows_median_and_half_the_spread() {
         assert_eq!(cell(&[2.0, 1.0, 1.5]), "1.50 \u{b1}33%");
         assert_eq!(cell(&[100.0, 300.0]), "200 \u{b1}50%");
         assert_eq!(cell(&[]), "-");
     }
 
     #[test]
-    fn a_round_in_which_the_cores_moved_has_no_distance() {
+    fn round_with_moved_cores_has_no_distance() {
         let round = |lines: &[f64]| Round { lines: lines.to_vec(), rows: Vec::new() };
         assert_eq!(round(&[110.0, 130.0]).distance(), Some(Distance::Near));
         assert_eq!(round(&[50.0, 40.0]).distance(), Some(Distance::Siblings));

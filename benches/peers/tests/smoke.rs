@@ -1,5 +1,5 @@
-//! Every row is measured once, with next to no time: servers start, bytes come back as they were sent, and
-//! every column that the row has is there.
+//! Every row is measured once, with almost no time: servers start, bytes come back unchanged, and
+//! every column of the row is there.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -118,7 +118,7 @@ fn floors() {
 }
 
 #[test]
-fn a_row_that_is_not_there_is_named_with_those_that_are() {
+fn unknown_row_lists_the_valid_ones() {
     let output = peers(&["--only", "corba"]);
     assert!(!output.status.success());
     let said = String::from_utf8(output.stderr).unwrap();

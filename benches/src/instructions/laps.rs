@@ -1,13 +1,15 @@
 //! Instructions of a lone call in busy mode, by layer.
 //!
-//! Who is busy polls in vain until something comes, and how often depends on the time. So the run is cut into laps of
-//! [`CALLS_PER_LAP`] calls, of each of which callgrind tells the instructions and the polls in vain: all of the
-//! completion queue, but those after which completions were handled. What the instructions of laps are with how many
-//! of these polls is a straight line, and where it has none of them is the call. The other end is a process that is
-//! not counted, and that takes longer in some laps than in others, but always some polls: so each message is waited
-//! for, as where both ends are equally fast, and what is done while nothing has come yet is in the count.
-//! What comes less often than once in a lap, as the turn that a caller gives other tasks once in 128 calls, is left out.
-//! The client's and the server's share are counted one after the other, and added.
+//! A busy end polls in vain until something arrives, and the number of polls depends on the time.
+//! So the run is cut into laps of [`CALLS_PER_LAP`] calls. Of each lap callgrind reports the
+//! instructions and the polls in vain: all polls of the completion queue, except those after which
+//! completions were handled. The instructions of laps over their polls in vain form a straight
+//! line, and its value at no poll in vain is the call. The other end is a process that is not
+//! counted. It takes longer in some laps than in others, but always some polls: so each message is
+//! awaited, as between two equally fast ends, and work done while nothing has arrived yet is part
+//! of the count. Work less frequent than once in a lap, such as the turn that a caller gives other
+//! tasks once in 128 calls, is left out. The client's and the server's share are counted one after
+//! the other, and added.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -22,27 +24,28 @@ use crate::busy::CALLS_PER_LAP;
 
 /// Calls of a run.
 const CALLS: u32 = 4_800;
-/// Laps for a line, and in how many runs these have to come.
+/// Laps for a line, and the most runs to collect them.
 const LAPS: usize = 100;
 const MOST_RUNS: usize = 20;
-/// Polls in vain of a call, on average of its lap: with fewer some calls need not have waited, with more one of them
-/// had to wait for a thread that did not run.
-const IN_VAIN: Range<f64> = 3.0..24.0;
-/// What polls, and what handles what was found.
+/// Polls in vain per call, on average of its lap: with fewer, some calls may not have waited; with
+/// more, one of them had to wait for a thread that did not run.
+pub(super) const IN_VAIN: Range<f64> = 3.0..24.0;
+/// The function that polls, and the function that handles what was found.
 const POLL: &str = "CompletionQueue>::poll";
 const FOUND: &str = "::on_completions";
-/// What a caller waits with that does not poll for its own answer any more, as one of the lap took too long.
+/// The wait of a caller that no longer polls for its own answer, since one call of the lap took too
+/// long.
 const WAITS: &str = "RawCall>::poll_outcome";
 
-/// How far off the line a lap may be, of where that starts: with more it has work that is no call's, such as a
-/// timer's. They are left out, and the line is drawn anew so often.
+/// Most distance of a lap from the line, relative to its start. A lap beyond it contains unrelated
+/// work, such as a timer's. It is left out and the line is fitted again, up to `ROUNDS` times.
 const MOST_OFF: f64 = 0.02;
 const ROUNDS: usize = 6;
 
-/// What a lap has per call.
-struct Lap {
-    in_vain: f64,
-    waits: f64,
+/// The values of a lap, per call.
+pub(super) struct Lap {
+    pub(super) in_vain: f64,
+    pub(super) waits: f64,
     layers: Figures,
 }
 
@@ -56,7 +59,10 @@ impl Lap {
 pub(super) fn count() -> Result<Figures> {
     let mut call = Figures::new();
     for end in ["client", "server"] {
-        for (layer, count) in without_vain(&laps(end)?) {
+        let share = without_vain(&laps(end)?);
+        let is_found = share.get(TOTAL).is_some_and(|count| count.is_finite());
+        ensure!(is_found, "the laps of the {end} are on no line: the two ends need a core each");
+        for (layer, count) in share {
             *call.entry(layer).or_default() += count;
         }
     }
@@ -81,21 +87,27 @@ fn laps(end: &str) -> Result<Vec<Lap>> {
 }
 
 fn run(end: &str, folder: &Path) -> Result<Vec<Lap>> {
+    profiles(end, folder, &[])?.iter().map(|profile| lap(profile)).collect()
+}
+
+/// Callgrind's profile of each lap of one run.
+pub(super) fn profiles(end: &str, folder: &Path, options: &[&str]) -> Result<Vec<String>> {
     let done = callgrind(&folder.join("lap"))
         .arg("--dump-before=bench::busy::lap")
+        .args(options)
         .arg(env::current_exe()?)
         .args(["count", "--calls", &CALLS.to_string(), "--busy", end])
         .stdin(Stdio::null())
         .output()
         .context("valgrind does not start")?;
     ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    // The first part is the set-up; what comes after the last lap is in none.
+    // The first part is the set-up; the part after the last lap belongs to no lap.
     (2..=CALLS / CALLS_PER_LAP)
-        .map(|number| lap(&fs::read_to_string(folder.join(format!("lap.{number}")))?))
+        .map(|number| Ok(fs::read_to_string(folder.join(format!("lap.{number}")))?))
         .collect()
 }
 
-fn lap(profile: &str) -> Result<Lap> {
+pub(super) fn lap(profile: &str) -> Result<Lap> {
     let [polls, found, waits] = [POLL, FOUND, WAITS].map(|name| calls_of(profile, name));
     ensure!(polls >= found && found > 0.0, "{polls} calls of {POLL}, {found} of {FOUND}");
     let per_call = |count: f64| count / f64::from(CALLS_PER_LAP);
@@ -103,7 +115,7 @@ fn lap(profile: &str) -> Result<Lap> {
     Ok(Lap { in_vain: per_call(polls - found), waits, layers: layers.collect() })
 }
 
-/// How often functions were called whose names end so.
+/// Number of calls of functions whose names end with `name`.
 fn calls_of(profile: &str, name: &str) -> f64 {
     let (mut is_named, mut calls) = (false, 0.0);
     for line in profile.lines() {
@@ -119,7 +131,7 @@ fn calls_of(profile: &str, name: &str) -> f64 {
     calls
 }
 
-/// Where the line through the laps has no polls in vain, of each layer.
+/// The line's value at no polls in vain, for each layer.
 fn without_vain(laps: &[Lap]) -> Figures {
     let mut laps: Vec<&Lap> = laps.iter().collect();
     for _ in 0..ROUNDS {
@@ -131,7 +143,7 @@ fn without_vain(laps: &[Lap]) -> Figures {
     layers.into_iter().map(|layer| (layer.clone(), line(&laps, layer).0)).collect()
 }
 
-/// The line through the laps of a layer: where it starts, and its slope.
+/// The line through the laps of a layer: its start, and its slope.
 #[allow(clippy::cast_precision_loss, reason = "there are hundreds of laps")]
 fn line(laps: &[&Lap], layer: &str) -> (f64, f64) {
     let mean =
@@ -148,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_is_what_laps_would_be_without_polls_in_vain_and_other_work() {
+    fn call_cost_excludes_fruitless_polls_and_other_work() {
         let lap = |in_vain: f64, more: f64| {
             let shard = 3000.0 + 200.0 * in_vain + more;
             let layers = [("shard", shard), ("std", 50.0), (TOTAL, shard + 50.0)];
@@ -163,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn polls_in_vain_are_those_after_which_nothing_was_handled() {
+    fn fruitless_polls_handled_nothing() {
         let calls = |name: &str, count: u32| format!("cfn={name}\ncalls={count} 7\n10 900\n");
         let of = |name: &str, count| calls(&format!("<Soft as device::{name}"), count);
         let profile = of("CompletionQueue>::poll", 40)

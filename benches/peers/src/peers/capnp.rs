@@ -1,5 +1,5 @@
-//! capnp-rpc: byte strings are `Data`, which is read in place and written once; buffered streams, as its
-//! documentation has it; `TCP_NODELAY`.
+//! capnp-rpc: byte strings are `Data`, which is read in place and written once; buffered streams,
+//! as its documentation recommends; `TCP_NODELAY`.
 
 use std::rc::Rc;
 
@@ -26,7 +26,7 @@ pub(crate) fn rows() -> Vec<Row> {
     served("capnp-rpc", ["tcp", "unix"], measure, serve)
 }
 
-/// What it gives was made before.
+/// Its results were made in advance.
 struct Store(Vec<u8>);
 
 impl echo::Server for Store {
@@ -58,7 +58,7 @@ impl echo::Server for Store {
     }
 }
 
-/// The two halves of a stream, as the library wants them.
+/// The two halves of a stream in the library's types.
 fn network(
     (reader, writer): (impl AsyncRead + Unpin + 'static, impl AsyncWrite + Unpin + 'static),
     side: Side,

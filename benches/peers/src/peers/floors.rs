@@ -1,5 +1,6 @@
-//! The floors: what the machine does with nothing around it. Two threads, as memory and sockets do not
-//! know the difference; those of shared memory and of eventfds are those of `rpc-perf`.
+//! The floors: the raw speed of the machine without a framework. Two threads, since memory and
+//! sockets do not know the difference; the floors of shared memory and of eventfds come from
+//! `rpc-perf`.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -25,7 +26,7 @@ pub(crate) fn rows() -> Vec<Row> {
     ]
 }
 
-/// 80 bytes each way through shared memory, polled for.
+/// 80 bytes each way through shared memory, by polling.
 fn message(_: Row, plan: &Plan, cpus: CpuPair) -> Result<Numbers> {
     let mut numbers = Numbers::default();
     numbers.set(Column::P50, floor::message_round_trip(cpus, plan.duration)? / 1e3);
@@ -39,7 +40,7 @@ fn eventfd(_: Row, plan: &Plan, cpus: CpuPair) -> Result<Numbers> {
     Ok(numbers)
 }
 
-/// One slot that the sender copies into, and the receiver looks at.
+/// One slot that the sender copies into, and the receiver samples.
 fn one_copy(_: Row, plan: &Plan, cpus: CpuPair) -> Result<Numbers> {
     let rate = floor::large::one_copy(cpus, LARGE_BYTES, plan.duration)? / 1e9;
     let mut numbers = Numbers::default();
@@ -71,7 +72,7 @@ fn tcp(_: Row, plan: &Plan, cpus: CpuPair) -> Result<Numbers> {
     ping_pong(near, far, plan, cpus)
 }
 
-/// 64 bytes there and back through blocking sockets.
+/// 64 bytes in both directions through blocking sockets.
 fn ping_pong<S: Read + Write + Send + 'static>(
     mut near: S,
     mut far: S,

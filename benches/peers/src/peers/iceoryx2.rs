@@ -1,7 +1,7 @@
-//! `iceoryx2`: request and response in shared memory, payloads written into loaned slots. `poll` looks for
-//! requests and responses all the time, `event` sleeps until the other side notifies. It has no
-//! serialization and no table of calls: this is what a loop by hand reaches. Services are sized to what
-//! is in flight, as its cost grows with that.
+//! `iceoryx2`: request and response in shared memory, payloads written into loaned slots. `poll`
+//! polls for requests and responses all the time, `event` sleeps until the other side notifies. It
+//! has no serialization and no table of calls: a hand-written loop reaches these numbers. Services
+//! are sized to the calls in flight, since its cost grows with that size.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ pub(crate) fn rows() -> Vec<Row> {
 
 type Pending = PendingResponse<ipc::Service, [u8], u64, [u8], ()>;
 
-/// What a request asks for, in its header.
+/// The operation of a request, in its header.
 const ECHO: u64 = 0;
 const PUT: u64 = 1;
 const GET: u64 = 2;
@@ -213,7 +213,7 @@ impl Caller {
         Ok(())
     }
 
-    /// Calls per second, each slot's one after the other; each slot has one call at least.
+    /// Calls per second, each slot's one after the other; each slot has at least one call.
     fn run(&mut self, what: u64, in_flight: usize, duration: Duration) -> Result<f64> {
         let start = Instant::now();
         for _ in 0..in_flight {
@@ -253,7 +253,7 @@ impl Caller {
         Ok(calls as f64 / start.elapsed().as_secs_f64())
     }
 
-    /// Waits for a reply; fails when the end is long past.
+    /// Waits for a reply; fails long after the end.
     fn wait(&self, idle: u32, end: Instant) -> Result<()> {
         if let Some(bell) = &self.bell {
             bell.listener.timed_wait(|_| {}, self.patience)?;

@@ -1,6 +1,7 @@
-//! This framework. Default settings but for the way it waits: `shm`, `tcp` and `mem` wait as they do by
-//! default (poll for a while, then sleep), `shm-busy` always polls and `shm-event` never does. `shm-bulk`
-//! sends registered memory where the others send `Bytes`. With feature `rdma` the same over verbs.
+//! This framework. Default settings except for the poll mode: `shm`, `tcp` and `mem` wait in the
+//! default mode (poll for a while, then sleep), `shm-busy` always polls and `shm-event` never does.
+//! `shm-bulk` sends registered memory where the others send `Bytes`. With feature `rdma` also over
+//! verbs.
 
 use std::sync::OnceLock;
 
@@ -35,7 +36,7 @@ trait Echo {
     async fn get_bulk(&self) -> Bulk;
 }
 
-/// What it gives was made before.
+/// Its results were made in advance.
 struct Store {
     bytes: Bytes,
     bulk: OnceLock<Bulk>,
@@ -87,7 +88,7 @@ fn look_at(data: &Bulk) -> u64 {
     let mut byte = [0];
     let mut sum = 0;
     for at in (0..data.len()).step_by(PAGE_BYTES) {
-        data.read_at(at, &mut byte);
+        data.read_at(at, &mut byte).expect("the payload can be read");
         sum += u64::from(byte[0]);
     }
     sum

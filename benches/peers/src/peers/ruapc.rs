@@ -1,6 +1,6 @@
-//! ruapc: `MessagePack`, its default; byte strings are `serde_bytes`, which it takes as a whole. It sets
-//! `TCP_NODELAY` itself. With feature `rdma` over RDMA as well, with its default settings; connections are made
-//! known over TCP there.
+//! ruapc: `MessagePack`, its default; byte strings are `serde_bytes`, which it takes as a whole. It
+//! sets `TCP_NODELAY` itself. With feature `rdma` over RDMA as well, with its default settings; it
+//! sets up those connections over TCP.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub(crate) fn rows() -> Vec<Row> {
     served("ruapc", overs, measure, serve)
 }
 
-/// All that goes either way.
+/// The message type of both directions.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 struct Data {
     #[serde(with = "serde_bytes")]
@@ -40,7 +40,7 @@ trait Echo {
     async fn get(&self, _: &Context, data: &Data) -> ruapc::Result<Data>;
 }
 
-/// What it gives was made before, but has to be copied into each reply.
+/// Its results were made in advance, but have to be copied into each reply.
 struct Store(Data);
 
 impl Echo for Store {
@@ -57,7 +57,7 @@ impl Echo for Store {
     }
 }
 
-/// A payload of the large kind.
+/// A large payload.
 fn large() -> Data {
     Data { data: vec![FILL; LARGE_BYTES], sum: 0 }
 }

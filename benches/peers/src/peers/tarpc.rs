@@ -1,4 +1,5 @@
-//! tarpc: bincode over length-delimited frames; `TCP_NODELAY`. Byte strings are `Bytes`, which bincode takes as a whole.
+//! tarpc: bincode over length-delimited frames; `TCP_NODELAY`. Byte strings are `Bytes`, which
+//! bincode takes as a whole.
 
 use anyhow::Result;
 use bytes::Bytes;
@@ -68,7 +69,7 @@ fn serve(row: Row, place: &str) -> Result<()> {
     })
 }
 
-/// Each request is a task, as in its documentation.
+/// Each request is a task, as in tarpc's documentation.
 async fn spawned(handler: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(handler);
 }

@@ -1,5 +1,5 @@
-//! tonic: gRPC without TLS and without compression, messages of one `bytes` field that prost takes without a
-//! copy; `TCP_NODELAY`, and HTTP/2 windows that hold four large payloads.
+//! tonic: gRPC without TLS and without compression, messages of one `bytes` field that prost takes
+//! without a copy; `TCP_NODELAY`, and HTTP/2 windows that hold four large payloads.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -25,7 +25,7 @@ use crate::row::{Row, block_on, served};
 use crate::server;
 use crate::socket_file::SocketFile;
 
-/// Of a stream, and of a connection.
+/// Windows of a stream and of a connection.
 const WINDOW_BYTES: u32 = 8 << 20;
 
 const ECHO: &str = "/peers.Echo/Echo";
@@ -36,7 +36,7 @@ pub(crate) fn rows() -> Vec<Row> {
     served("tonic", ["tcp", "unix"], measure, serve)
 }
 
-/// All that goes either way.
+/// The message type of both directions.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Data {
     #[prost(bytes = "bytes", tag = "1")]
@@ -45,7 +45,7 @@ struct Data {
     sum: u64,
 }
 
-/// What a method does.
+/// The effect of a method.
 #[derive(Clone)]
 enum Method {
     Echo,
@@ -67,7 +67,7 @@ impl UnaryService<Data> for Method {
     }
 }
 
-/// The service, as the generator would have made it.
+/// The service, in the form that the generator would produce.
 #[derive(Clone)]
 struct Echo(Bytes);
 
