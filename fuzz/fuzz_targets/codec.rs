@@ -1,4 +1,5 @@
-//! Both codecs: any bytes are refused, or they are a value that can be encoded and read again.
+//! Both codecs: arbitrary bytes are refused, or they are a value that can be encoded and decoded
+//! again.
 #![no_main]
 
 use std::borrow::Cow;
@@ -55,15 +56,15 @@ fuzz_target!(|data: &[u8]| {
         2 => check::<Owning>(codec, bytes, &room),
         3 => check::<Vec<Vec<Tree>>>(codec, bytes, &room),
         4 => check::<(Vec<&str>, Vec<&[u8]>)>(codec, bytes, &room),
-        // Its order is not always the same.
+        // Its order varies.
         5 => drop(codec.decode::<HashMap<u32, String>>(bytes)),
         6 => check::<Bytes>(codec, bytes, &room),
         _ => check::<BTreeMap<u64, BTreeMap<u8, Option<Box<Tree>>>>>(codec, bytes, &room),
     }
 });
 
-/// What was read is written, read and written again: the second time nothing changes. What is written
-/// first lies in `room`, as the value that is read from it may borrow.
+/// A decoded value is encoded, decoded and encoded again: the second time nothing changes. The
+/// first encoding lies in `room`, since the value that is decoded from it may borrow.
 fn check<'a, T: Serialize + Deserialize<'a>>(
     codec: Codec,
     bytes: &'a [u8],

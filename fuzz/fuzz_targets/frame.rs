@@ -1,9 +1,10 @@
-//! Frames of the link: what a peer sends is refused or understood, and then it fits its bytes.
+//! Frames of the link: a peer's bytes are refused or understood, and then the frame fits its bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use rpc_transport::protocol::frame::{Frame, close_frame, header, parse, segment_header};
 use rpc_transport::protocol::handshake::Features;
+use rpc_transport::text::is_printable;
 
 const FEATURES: [Features; 4] = [
     Features::NONE,
@@ -18,7 +19,10 @@ fuzz_target!(|data: &[u8]| {
     let imm = (choice & 4 != 0).then(|| u32::from(*choice) << 13);
     let Ok((frame, start)) = parse(bytes, imm, features) else { return };
     assert!(start <= bytes.len(), "{frame:?} starts behind its end");
-    // What this side writes for the same frame is read as the same.
+    if let Frame::Close(reason) = &frame {
+        assert!(is_printable(&reason.to_string()), "{reason:?}");
+    }
+    // This side's encoding of the frame is decoded to an equal frame.
     let written = match &frame {
         Frame::Data(grant) => header(frame.kind(), *grant).to_vec(),
         Frame::Segment(grant, segment) => segment_header(*grant, *segment).to_vec(),

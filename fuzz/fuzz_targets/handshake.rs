@@ -1,9 +1,10 @@
-//! Offers and rejects: what is understood can be said again in the same words.
+//! Offers and rejects: an accepted message can be encoded to the same bytes again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use rpc_transport::protocol::config::LinkConfig;
 use rpc_transport::protocol::handshake::{Features, Offer, Reject};
+use rpc_transport::text::is_printable;
 
 fuzz_target!(|data: &[u8]| {
     let own = Offer::new(&LinkConfig::default(), Features::ARENA.with(Features::REPLY_SLOTS), 7);
@@ -15,7 +16,8 @@ fuzz_target!(|data: &[u8]| {
             false => Offer::from_reply(&peer.to_reply()),
         };
         assert_eq!(again, Ok(peer));
-        let agreed = if is_request { own.agree_as_server(&peer) } else { own.agree_as_client(&peer) };
+        let agreed =
+            if is_request { own.agree_as_server(&peer) } else { own.agree_as_client(&peer) };
         match agreed {
             Ok(agreed) => {
                 assert!(agreed.remote.validate().is_ok());
@@ -29,6 +31,7 @@ fuzz_target!(|data: &[u8]| {
         }
     }
     if let Ok(reject) = Reject::from_bytes(data) {
+        assert!(is_printable(&reject.to_string()), "{reject:?}");
         assert_eq!(Reject::from_bytes(&reject.to_bytes()), Ok(reject));
     }
 });

@@ -1,4 +1,5 @@
-//! Two links, driven by operations that the bytes choose, against an oracle that knows every message.
+//! Two links, driven by operations that the bytes choose, against an oracle that knows every
+//! message.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

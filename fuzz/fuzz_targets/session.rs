@@ -1,4 +1,5 @@
-//! Two sessions, driven by operations that the bytes choose, against an oracle that knows every call.
+//! Two sessions, driven by operations that the bytes choose, against an oracle that knows every
+//! call.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

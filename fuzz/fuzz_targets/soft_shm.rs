@@ -1,4 +1,4 @@
-//! The shm wire: a peer that puts anything into the memory that it shares. It may end its own
+//! The shm wire: a peer that writes arbitrary bytes into the shared memory. It may end its own
 //! connection, and nothing else.
 #![no_main]
 #![allow(dead_code, unused_imports, reason = "parts of a fixture of the tests")]
@@ -12,9 +12,9 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use rpc_transport::connect::address::Address;
-use rpc_transport::device::{QpHandle, QpState, Source};
+use rpc_transport::address::Address;
 use rpc_transport::device::soft;
+use rpc_transport::device::{QpHandle, QpState, Source};
 use rpc_transport::memory::region::{Access, MemoryRegion};
 use test_kit::Rng;
 use test_kit::hostile::shm::word::{ACCEPTED, ARMED, NAK};
@@ -24,7 +24,7 @@ use test_kit::hostile::span;
 use self::fixture::{contents, send};
 use self::victim::Victim;
 
-/// Honest traffic is checked once in so many runs.
+/// Honest traffic is checked once in this many runs.
 const CHECKED: u64 = 16;
 
 thread_local! {
@@ -52,6 +52,11 @@ fuzz_target!(|data: &[u8]| {
         for _ in 0..4 {
             victim.poll();
         }
+        if shares {
+            // Only a drained QP has given back all that it took (rule 22).
+            victim.server.cq.modify_to_error(qp).expect("it is there");
+            victim.wait_drained(qp);
+        }
         victim.server.cq.destroy_qp(qp).expect("it is there");
         victim.poll();
         if shares {
@@ -68,7 +73,7 @@ fuzz_target!(|data: &[u8]| {
 
 fn step(victim: &mut Victim, wire: &mut Wire, qp: QpHandle, region: &MemoryRegion, rng: &mut Rng) {
     match rng.below(8) {
-        // Anything, anywhere.
+        // Arbitrary bytes at arbitrary places.
         0 => {
             let at = rng.index(SEGMENT_BYTES - 16);
             let bytes = rng.bytes(16);
@@ -96,7 +101,7 @@ fn step(victim: &mut Victim, wire: &mut Wire, qp: QpHandle, region: &MemoryRegio
             let (op, flags) = (rng.byte() % 12, rng.byte() % 16);
             wire.send(op, flags, &body);
         }
-        // Packets that begin well.
+        // Packets that begin correctly.
         _ => {
             let len = rng.index(120);
             let body = rng.bytes(len);

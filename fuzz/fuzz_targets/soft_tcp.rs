@@ -1,5 +1,5 @@
-//! The tcp wire: a peer that says anything, before or after a correct set-up. It may end its own
-//! connection, and nothing else.
+//! The tcp wire: a peer that sends arbitrary bytes, before or after a correct set-up. It may end
+//! its own connection, and nothing else.
 #![no_main]
 #![allow(dead_code, unused_imports, reason = "parts of a fixture of the tests")]
 
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use rpc_transport::connect::address::{Address, HostPort};
+use rpc_transport::address::{Address, HostPort};
 use rpc_transport::device::QpState;
 use rpc_transport::device::soft;
 use test_kit::Rng;
@@ -25,7 +25,7 @@ use test_kit::hostile::tcp::{dial, frame, message, read_message};
 use self::fixture::readable;
 use self::victim::Victim;
 
-/// Honest traffic is checked once in so many runs.
+/// Honest traffic is checked once in this many runs.
 const CHECKED: u64 = 16;
 
 thread_local! {
@@ -58,7 +58,8 @@ fuzz_target!(|data: &[u8]| {
     });
 });
 
-/// Bytes in the place of a request: the listener closes, or has a request that is then refused.
+/// Arbitrary bytes instead of a request: the listener closes, or has a request that is then
+/// refused.
 fn set_up(victim: &mut Victim, mut stream: TcpStream, bytes: &[u8]) {
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(Shutdown::Write);
@@ -74,7 +75,7 @@ fn set_up(victim: &mut Victim, mut stream: TcpStream, bytes: &[u8]) {
     });
 }
 
-/// Frames whose heads make sense now and then.
+/// Frames whose heads are valid now and then.
 fn frames(bytes: &[u8]) -> Vec<u8> {
     let mut rng = Rng::from_bytes(bytes);
     let mut all = Vec::new();
@@ -88,7 +89,7 @@ fn frames(bytes: &[u8]) -> Vec<u8> {
     all
 }
 
-/// Bytes behind a correct set-up, until this side's end has been noticed.
+/// Bytes after a correct set-up, until this side's end has been noticed.
 fn flow(victim: &mut Victim, mut stream: TcpStream, bytes: &[u8], shares: bool) {
     stream.write_all(&message(REQUEST, &[0; 56])).expect("a fresh connection");
     let qp = if shares { victim.accept_shared() } else { victim.accept() };
@@ -112,12 +113,17 @@ fn flow(victim: &mut Victim, mut stream: TcpStream, bytes: &[u8], shares: bool) 
         let count = cq.poll(&mut victim.completions, 16).expect("the queue lives");
         is_over |= std::iter::from_fn(|| cq.poll_event()).count() > 0;
         if count == 0 && !is_over && cq.state(qp) != Some(QpState::Error) {
-            let is_told = readable(&[cq.event_fd()], Duration::from_secs(10));
-            assert!(is_told, "nobody is told of the end");
+            let is_readable = readable(&[cq.event_fd()], Duration::from_secs(10));
+            assert!(is_readable, "the queue does not report the end");
             cq.clear_events().expect("the queue lives");
         }
     }
-    cq.destroy_qp(qp).expect("it is there");
+    if shares {
+        // Only a drained QP has given back all that it took (rule 22).
+        victim.server.cq.modify_to_error(qp).expect("it is there");
+        victim.wait_drained(qp);
+    }
+    victim.server.cq.destroy_qp(qp).expect("it is there");
     victim.poll();
     if shares {
         victim.assert_all_recvs_there(qp);

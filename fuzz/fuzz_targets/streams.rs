@@ -1,5 +1,5 @@
-//! Two sessions and their streams, driven by operations that the bytes choose, with tasks that sleep
-//! until they are woken; or one, and a peer that says what it likes.
+//! Two sessions and their streams, driven by operations that the bytes choose, with tasks that
+//! sleep until they are woken; or one session, and a peer that sends arbitrary frames.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -11,11 +11,12 @@ fuzz_target!(|data: &[u8]| {
     let read = wire::parse_with_tail(bytes, tail);
     if tail == 0 {
         assert_eq!(read, wire::parse(bytes));
-        // The short ways read what the long one reads.
-        let plain = wire::plain_request(bytes)
-            .map(|head| (Frame::Request { head, metadata_bytes: 0 }, wire::HEADER_BYTES))
-            .or(wire::plain_response(bytes)
-                .map(|head| (Frame::Response(head), wire::HEADER_BYTES)));
+        // The short parsers return what the general one returns.
+        let plain =
+            wire::plain_request(bytes)
+                .map(|head| (Frame::Request { head, metadata_bytes: 0 }, wire::HEADER_BYTES))
+                .or(wire::plain_response(bytes)
+                    .map(|head| (Frame::Response(head), wire::HEADER_BYTES)));
         if let Some(plain) = plain {
             assert_eq!(read, Ok(plain));
         }
@@ -31,7 +32,7 @@ fuzz_target!(|data: &[u8]| {
     match frame {
         Frame::Hello(hello) => {
             out = wire::hello(&hello);
-            // What a later version adds is taken and ignored.
+            // Fields of a later version are accepted and ignored.
             let known = out.len();
             out.extend_from_slice(&bytes[known..]);
         }

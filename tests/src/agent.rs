@@ -1,20 +1,20 @@
-//! Programs of the tests on another machine, for the tests that shall have a wire between client
-//! and server.
+//! Runs programs of the tests on another machine, for tests that need a wire between client and
+//! server.
 //!
-//! `probe_agent` runs there and listens on TCP; the variable [`AGENT`] tells the tests its address.
-//! A connection's first line says what it is for:
+//! `probe_agent` runs there and listens on TCP; the variable [`AGENT`] gives the tests its address.
+//! A connection's first line is its request:
 //!
 //! | line | answer |
 //! |---|---|
-//! | `start PROGRAM\tARGUMENT...` | the process id on a line; from then on the connection is the program's stdin and stdout |
+//! | `start PROGRAM\tARGUMENT...` | the process id, then the program's stdin and stdout |
 //! | `signal PID stop\|cont\|kill` | `ok`, once the signal is sent, or the process has stopped |
 //! | `wait PID` | its status as of `waitpid`, once it has ended |
 //!
-//! Never used beyond a test network: whoever reaches the agent runs programs.
+//! Never used beyond a test network: anybody who reaches the agent can run programs.
 //!
 //! Invariants:
 //! 1. A program is killed when the connection that started it ends, so none outlives its test.
-//! 2. All that a program has said arrives before the end of its connection.
+//! 2. All output of a program arrives before the end of its connection.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -33,20 +33,21 @@ use tokio::sync::watch;
 
 /// The variable that names the agent's address.
 pub const AGENT: &str = "RPC_TEST_AGENT";
-/// Longest wait for an answer that is due at once.
+/// Longest wait for an answer that should come at once.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The signals that tests send.
-const SIGNALS: [(&str, Signal); 4] = [
+const SIGNALS: [(&str, Signal); 5] = [
     ("stop", Signal::STOP),
     ("cont", Signal::CONT),
     ("term", Signal::TERM),
+    ("int", Signal::INT),
     ("kill", Signal::KILL),
 ];
 
-/// The agent of the peer's machine, if the tests have such a machine.
+/// The agent on the peer's machine, if the tests have one.
 ///
 /// # Panics
-/// When [`AGENT`] is no address.
+/// When [`AGENT`] is not an address.
 #[must_use]
 pub fn of_the_peer() -> Option<SocketAddr> {
     static PEER: OnceLock<Option<SocketAddr>> = OnceLock::new();
@@ -68,7 +69,7 @@ pub fn send_signal(pid: u32, signal: Signal) -> io::Result<()> {
     if signal != Signal::STOP {
         return Ok(());
     }
-    // The signal takes its time; this comes back when the last thread has stopped.
+    // The signal takes time; this returns when the last thread has stopped.
     match waitpid(Some(pid), WaitOptions::UNTRACED)? {
         Some((_, status)) if status.stopped() => Ok(()),
         _ => Err(io::Error::other("it ended instead of stopping")),
@@ -84,7 +85,7 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Starts it; gives the connection that is its stdin and stdout, too.
+    /// Starts the program; also returns the connection that is its stdin and stdout.
     ///
     /// # Errors
     /// The agent cannot be reached, or cannot start it.
@@ -102,10 +103,10 @@ impl Remote {
         Ok((Self { agent, pid }, TcpStream::from_std(stream)?))
     }
 
-    /// Sends a signal, as [`send_signal`].
+    /// Sends a signal, like [`send_signal`].
     ///
     /// # Errors
-    /// As [`send_signal`], or the agent cannot be reached.
+    /// Those of [`send_signal`], or the agent cannot be reached.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         let known = SIGNALS.iter().find(|(_, known)| *known == signal);
         let (name, _) = known.ok_or(io::ErrorKind::InvalidInput)?;
@@ -135,7 +136,7 @@ fn ask(agent: SocketAddr, request: &str) -> io::Result<(String, BlockingStream)>
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_nodelay(true)?;
     stream.write_all(format!("{request}\n").as_bytes())?;
-    // Byte by byte: what follows the line is the program's own.
+    // Byte by byte: the bytes after the line are the program's own.
     let mut line = Vec::new();
     let mut byte = [0];
     while stream.read(&mut byte)? == 1 && byte != *b"\n" {
@@ -144,7 +145,7 @@ fn ask(agent: SocketAddr, request: &str) -> io::Result<(String, BlockingStream)>
     Ok((String::from_utf8_lossy(&line).into_owned(), stream))
 }
 
-/// How each program of this agent has ended, if it has.
+/// The exit status of each program of this agent that has ended.
 type Endings = Arc<Mutex<HashMap<u32, watch::Receiver<Option<i32>>>>>;
 
 /// Runs an agent.
@@ -215,7 +216,8 @@ async fn run(
         let status = match fed {
             Err(status) => status?,
             Ok(fed) => {
-                // Without an error the caller has hung up; with one the program takes no commands.
+                // No error means that the caller has hung up; an error means that the program takes
+                // no commands.
                 if fed.is_ok() {
                     child.start_kill()?;
                 }

@@ -1,4 +1,4 @@
-//! Three services in a row, each of which calls the next: what becomes of an error on its way back.
+//! Three services in a row, each of which calls the next: how an error changes on its way back.
 
 use rpc_core::stream::{self, Stream, Streaming};
 use rpc_core::{CallError, Channel, Code, Status};
@@ -11,7 +11,7 @@ use crate::limit::patient_channel;
 /// Why nothing was reserved.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum StockError {
-    /// As it says.
+    /// Out of stock; the article.
     #[error("nothing is left of {0}")]
     Empty(String),
 }
@@ -39,7 +39,7 @@ impl From<StockError> for ShopError {
 /// The last of the three.
 #[rpc_core::service]
 pub trait Stock {
-    /// Reserves an article, or fails as its name says.
+    /// Reserves an article, or fails as the article's name demands.
     async fn reserve(&self, article: &str) -> Result<u32, CallError<StockError>>;
 }
 
@@ -48,7 +48,7 @@ pub trait Stock {
 pub trait Orders {
     /// Calls [`Stock::reserve`].
     async fn place(&self, article: &str) -> Result<u32, CallError<StockError>>;
-    /// The same, and may be done again.
+    /// Calls [`Stock::reserve`]; idempotent.
     #[rpc(idempotent)]
     async fn quote(&self, article: &str) -> Result<u32, CallError<StockError>>;
 }
@@ -60,25 +60,25 @@ pub trait Shop {
     async fn buy(&self, article: &str) -> Result<u32, Status>;
     /// Calls [`Orders::place`] and has another error.
     async fn basket(&self, article: &str) -> Result<u32, CallError<ShopError>>;
-    /// Calls [`Orders::quote`], and may be done again.
+    /// Calls [`Orders::quote`]; idempotent.
     #[rpc(idempotent)]
     async fn price(&self, article: &str) -> Result<u32, Status>;
-    /// Passes on what [`Passage::pass`] gives.
+    /// Forwards the stream of [`Passage::pass`].
     fn pass_twice(&self, tag: u64, items: u64) -> impl Stream<Item = Result<u64, Status>>;
-    /// Passes `rows` on to [`Passage::fill`].
+    /// Forwards `rows` to [`Passage::fill`].
     async fn fill_twice(&self, tag: u64, rows: Streaming<u64>) -> Result<u64, Status>;
 }
 
-/// What is in the middle of streams.
+/// The middle of streams.
 #[rpc_core::service]
 pub trait Passage {
-    /// Passes on what [`Flow::hold`](crate::flow::Flow::hold) gives.
+    /// Forwards the stream of [`Flow::hold`](crate::flow::Flow::hold).
     fn pass(&self, tag: u64, items: u64) -> impl Stream<Item = Result<u64, Status>>;
-    /// Passes `rows` on to [`Flow::observe`](crate::flow::Flow::observe).
+    /// Forwards `rows` to [`Flow::observe`](crate::flow::Flow::observe).
     async fn fill(&self, tag: u64, rows: Streaming<u64>) -> Result<u64, Status>;
 }
 
-/// All three services of one process; the next process has those that it calls.
+/// All three services in one process; the next process has the services that they call.
 #[derive(Debug, Default)]
 pub struct Chain {
     next: Option<String>,

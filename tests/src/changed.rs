@@ -1,32 +1,32 @@
-//! Two programs whose types have one name and another content.
+//! Two programs whose types share their names but differ in content.
 
 use serde::{Deserialize, Serialize};
 
-/// A service whose types are those of the module that it is in.
+/// A service that uses the types of the surrounding module.
 macro_rules! catalog {
     () => {
         /// The service.
         #[rpc_core::service]
         pub trait Catalog {
-            /// Its argument is the same in both.
+            /// Its argument is equal in both.
             async fn total(&self) -> u64;
             /// The variants have changed places.
             async fn act(&self, action: Action) -> String;
             /// Two fields of one type have changed places.
             async fn store(&self, item: Item) -> u32;
-            /// A field deep inside is of another width.
+            /// A deeply nested field has another width.
             async fn sort(&self, before: u8, shelves: Vec<Shelf>) -> Vec<u32>;
-            /// The result is no option any more.
+            /// The result is no longer an option.
             async fn find(&self, id: u32) -> Found;
             /// A variant of the error has another name.
             async fn remove(&self, id: u32) -> Result<u32, Refusal>;
-            /// A type inside itself has a further field.
+            /// A recursive type has a further field.
             async fn walk(&self, tree: &Tree<u32>) -> u32;
-            /// The values of the map are other ones.
+            /// The values of the map have another type.
             async fn index(&self, entries: Entries) -> u64;
             /// Other types, with the same bytes.
             async fn label(&self, label: Label) -> u64;
-            /// A type that cannot be looked into.
+            /// An opaque type.
             async fn even(&self, number: Even) -> u32;
         }
 
@@ -69,7 +69,7 @@ macro_rules! catalog {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Service;
 
-/// Takes even numbers only, so it cannot be looked into.
+/// Takes even numbers only, so the schema cannot look inside.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct Even(u32);
@@ -88,7 +88,7 @@ impl From<Even> for u32 {
     }
 }
 
-/// What the server of these tests was built with.
+/// The types that the server of these tests was built with.
 #[allow(missing_docs, reason = "the differences are named at the methods")]
 pub mod old {
     use std::collections::BTreeMap;
@@ -149,7 +149,7 @@ pub mod old {
     catalog!();
 }
 
-/// What its client was built with.
+/// The types that its client was built with.
 #[allow(missing_docs, reason = "the differences are named at the methods")]
 pub mod new {
     use std::collections::HashMap;

@@ -1,13 +1,15 @@
-//! The kind of device that both ends of a test have.
+//! The kind of device at both ends of a test.
 //!
-//! `RPC_TEST_DEVICE=mlx5` (or another of [`PROFILES`] that has RC) makes the devices of what is
-//! configured here, also in the programs that the tests start, refuse what this kind of NIC refuses.
-//! Without it a device is what it is; so is that of a test which asks for faults of its own.
+//! `RPC_TEST_DEVICE=mlx5` (or another of [`PROFILES`] that has RC) limits the devices of servers
+//! and channels that are configured here, also in the programs that the tests start, to what this
+//! kind of NIC supports. Without it devices keep their own limits, and so do those of a test that
+//! asks for faults of its own.
 //!
-//! With `RPC_TEST_SHARED_RECVS=1` the connections of servers that are configured here share their receives,
-//! those of the programs that the tests start, too.
+//! With `RPC_TEST_SHARED_RECVS=1` the connections of servers that are configured here share their
+//! receives, also in the programs that the tests start.
 
-use rpc_core::{Channel, ChannelBuilder, FaultPlan, LinkConfig, Server, ServerBuilder};
+use rpc_core::transport::FaultPlan;
+use rpc_core::{Channel, ChannelBuilder, LinkConfig, Server, ServerBuilder};
 use rpc_transport::device::fault::PROFILES;
 #[cfg(feature = "verbs")]
 use rpc_transport::device::{Capabilities, DeviceAttributes};
@@ -15,7 +17,7 @@ use rpc_transport::device::{Capabilities, DeviceAttributes};
 /// Configures a server.
 ///
 /// # Panics
-/// When `RPC_TEST_DEVICE` is no kind of device.
+/// When `RPC_TEST_DEVICE` is not a kind of device.
 #[must_use]
 pub fn server() -> ServerBuilder {
     let server = Server::builder().link(server_link(LinkConfig::default()));
@@ -28,14 +30,19 @@ pub fn server() -> ServerBuilder {
 /// The links of a server that configures its own.
 #[must_use]
 pub fn server_link(link: LinkConfig) -> LinkConfig {
-    let shares = std::env::var_os("RPC_TEST_SHARED_RECVS").is_some_and(|value| value != "0");
-    link.shared_receive_queue(shares)
+    link.shared_receive_queue(shares_recvs())
+}
+
+/// Whether the connections of servers share their receives.
+#[must_use]
+pub fn shares_recvs() -> bool {
+    std::env::var_os("RPC_TEST_SHARED_RECVS").is_some_and(|value| value != "0")
 }
 
 /// Configures a channel.
 ///
 /// # Panics
-/// As [`server`].
+/// Like [`server`].
 #[must_use]
 pub fn channel() -> ChannelBuilder {
     match plan() {
@@ -44,14 +51,14 @@ pub fn channel() -> ChannelBuilder {
     }
 }
 
-/// Whether `RPC_TEST_DEVICE` names one.
+/// Whether `RPC_TEST_DEVICE` names a device.
 #[must_use]
 pub fn is_chosen() -> bool {
     std::env::var_os("RPC_TEST_DEVICE").is_some()
 }
 
-/// For a test over `rdma://` that shows nothing on a device without something: there it fails by these
-/// words, and who runs such a device names it (`tests/e2e_in_lab`).
+/// For a test over `rdma://` that proves nothing on a device without these capabilities: there it
+/// fails with this message, and the script for such a device names the test (`tests/e2e_in_lab`).
 ///
 /// # Panics
 /// When this machine's device lacks it.
@@ -76,7 +83,7 @@ pub fn needs_rxe_counters() {
     assert!(name.starts_with("rxe"), "not for this device: {name} lacks Soft-RoCE's counters");
 }
 
-/// That of the address which the tests use.
+/// The attributes of the device whose address the tests use.
 #[cfg(feature = "verbs")]
 fn rdma_device() -> DeviceAttributes {
     let name = crate::scheme::rdma_device();

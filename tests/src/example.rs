@@ -1,10 +1,10 @@
 //! The example programs, run as processes.
 //!
-//! `cargo test --workspace` builds them; for one test of this crate alone, run
-//! `cargo build -p examples --examples` before.
+//! `cargo test --workspace` builds them. For one test of this crate alone, first run `cargo build
+//! --workspace --examples`.
 //!
 //! Invariants:
-//! 1. No program outlives its test: dropping what runs it kills it.
+//! 1. No program outlives its test: dropping its handle kills it.
 //! 2. A program that does not end within [`LIMIT`] fails its test.
 
 use std::ffi::OsStr;
@@ -18,7 +18,7 @@ pub use examples::testing::Scratch;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-/// Longest time for one program, or for one thing that it has to do. Met only by what is stuck.
+/// Longest time for one program, or for one of its steps. Only a program that hangs reaches it.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// An example with arguments.
@@ -29,20 +29,20 @@ pub fn command<S: AsRef<OsStr>>(example: &str, arguments: impl IntoIterator<Item
     let test = std::env::current_exe().expect("the test knows where it is");
     let profile = test.parent().and_then(Path::parent).expect("target/<profile>/deps/<test>");
     let program = profile.join("examples").join(example);
-    let hint = "build it with `cargo build -p examples --examples`";
+    let hint = "build it with `cargo build --workspace --examples`";
     assert!(program.exists(), "{} is not there; {hint}", program.display());
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).kill_on_drop(true).env_remove("RUST_LOG");
     command
 }
 
-/// What a program that has ended said.
+/// The output of a program that has ended.
 pub struct Ended {
     /// The exit code; `None` after a signal.
     pub code: Option<i32>,
-    /// What it wrote on stdout.
+    /// Its stdout.
     pub stdout: Vec<u8>,
-    /// What it wrote on stderr.
+    /// Its stderr.
     pub stderr: String,
 }
 
@@ -53,10 +53,10 @@ impl Ended {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 
-    /// Itself, if the exit code is this one.
+    /// `self`, if the exit code is `code`.
     ///
     /// # Panics
-    /// When it is another.
+    /// When it is another one.
     #[track_caller]
     pub fn with_code(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "{self:?}");
@@ -88,10 +88,10 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Starts it and waits until it has said `READY` for each of so many addresses.
+    /// Starts it and waits until it has printed `READY` for each of `addresses` addresses.
     ///
     /// # Panics
-    /// When it says something else, or ends.
+    /// When it prints something else, or ends.
     pub async fn start(mut command: Command, addresses: usize) -> Self {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the example can be started");
@@ -108,7 +108,7 @@ impl Serving {
         Self { child, addresses: ready }
     }
 
-    /// Where it listens, with real ports.
+    /// The addresses that it listens at, with real ports.
     #[must_use]
     pub fn addresses(&self) -> &[String] {
         &self.addresses
@@ -123,7 +123,7 @@ impl Serving {
         self.child.id().expect("it runs")
     }
 
-    /// Waits for its end; gives its exit status and what it wrote on stderr.
+    /// Waits for its end; returns its exit status and its stderr.
     ///
     /// # Panics
     /// When it does not end in time.

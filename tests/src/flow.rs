@@ -1,4 +1,4 @@
-//! A service with streams, which the tests steer and question.
+//! A service with streams, which the tests control and query.
 //!
 //! Owns the trait [`Flow`], its types and its implementation.
 
@@ -31,7 +31,7 @@ pub enum FlowError {
 pub struct Piece {
     /// Its number.
     pub number: u64,
-    /// What may go beside it.
+    /// Optional content.
     pub content: Bulk,
 }
 
@@ -44,13 +44,13 @@ pub trait Flow {
     /// [`pattern`]s of these lengths; the seed is the position.
     fn sized(&self, sizes: &[u32]) -> impl Stream<Item = Vec<u8>>;
 
-    /// The same with payloads.
+    /// Items of these lengths, with payloads.
     fn pieces(&self, sizes: Vec<u32>) -> impl Stream<Item = Piece>;
 
     /// Words of `text`, which the stream borrows.
     fn words(&self, text: &str) -> impl Stream<Item = String>;
 
-    /// May refuse.
+    /// May refuse the call.
     async fn checked(&self, name: &str) -> Result<impl Stream<Item = u64>, FlowError>;
 
     /// Ends with an error after `after` items.
@@ -73,24 +73,24 @@ pub trait Flow {
     /// Total length of payloads.
     async fn lengths(&self, pieces: Streaming<Piece>) -> u64;
 
-    /// Gives back what comes.
+    /// Returns the items that arrive.
     fn echo(&self, items: Streaming<Vec<u8>>) -> impl Stream<Item = Vec<u8>>;
 
-    /// The same, with a deadline that starts anew with each item.
+    /// Returns the items that arrive, with a deadline that starts anew with each item.
     #[rpc(stream_deadline = "idle")]
     fn relay(&self, items: Streaming<u64>) -> impl Stream<Item = u64>;
 
-    /// Gives `items` numbers, then waits at the gate `tag`, then gives one more; leaves the marks of
-    /// the gate.
+    /// Sends `items` numbers, then waits at the gate `tag`, then sends one more; leaves the marks
+    /// of the gate.
     fn hold(&self, tag: u64, items: u64) -> impl Stream<Item = u64>;
 
-    /// Waits at the gate `tag` before it reads; gives the sum.
+    /// Waits at the gate `tag` before it reads; returns the sum.
     async fn hold_then_sum(&self, tag: u64, rows: Streaming<u64>) -> u64;
 
-    /// Reads to the end, and keeps under `tag` how many items came and how it ended.
+    /// Reads to the end; records the number of items and the kind of end under `tag`.
     async fn observe(&self, tag: u64, rows: Streaming<u64>) -> u64;
 
-    /// What was kept under `tag`, once there is something.
+    /// The record under `tag`, once there is one.
     async fn observed(&self, tag: u64) -> String;
 
     /// Stops reading after `count` items, then waits at the gate `tag`.
@@ -102,7 +102,7 @@ pub trait Flow {
     /// gRPC's `EmptyCall`.
     async fn empty_call(&self);
 
-    /// gRPC's `UnaryCall`, with the status that it asks for.
+    /// gRPC's `UnaryCall`, with the requested status.
     async fn unary_call(
         &self,
         payload: Bulk,
@@ -110,13 +110,13 @@ pub trait Flow {
         status: Option<(u8, &str)>,
     ) -> Result<Bulk, Status>;
 
-    /// gRPC's `FullDuplexCall`: a payload of each length that is asked for.
+    /// gRPC's `FullDuplexCall`: a payload of each requested length.
     fn full_duplex(
         &self,
         requests: Streaming<(u32, Vec<u8>)>,
     ) -> impl Stream<Item = Result<Vec<u8>, Status>>;
 
-    /// A value of the metadata, which goes back as initial metadata, too.
+    /// A value of the metadata, which also goes back as initial metadata.
     fn metadata(&self, key: &str) -> impl Stream<Item = Vec<u8>>;
 }
 
@@ -135,7 +135,7 @@ impl FlowService {
     }
 }
 
-/// Keeps how a stream ended, also when its handler is dropped before.
+/// Records how a stream ended, even when its handler is dropped first.
 struct Observing<'a> {
     service: &'a FlowService,
     tag: u64,

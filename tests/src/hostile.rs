@@ -1,7 +1,7 @@
-//! A peer that speaks below the link: a valid handshake, or none, then whatever bytes a test likes.
+//! A peer below the link: a valid handshake, or none, then arbitrary bytes.
 //!
 //! Owns a QP of its own, through the transport's provider API, and the bytes of frames, written by
-//! hand from the wire format. Obeys no credit. Never used by anything but tests.
+//! hand from the wire format. Obeys no credit. Only for tests.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,10 +21,10 @@ use tokio::io::unix::AsyncFd;
 
 /// RECVs that are posted, and SENDs that fit.
 const DEPTH: u32 = 256;
-/// Size of a buffer, bytes: holds any frame of a default link, and far too large ones.
+/// Size of a buffer, bytes: holds any frame of a default link, and frames that are far too large.
 const BUFFER_BYTES: u32 = 32 * 1024;
 
-/// What came from the other side.
+/// Something that came from the other side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Heard {
     /// A frame, and its immediate.
@@ -43,7 +43,7 @@ pub struct HostilePeer {
     recv_pool: BufferPool,
     heard: VecDeque<Heard>,
     gone: bool,
-    /// What the other side said when it accepted; empty for an accepted peer.
+    /// The other side's private data when it accepted; empty for an accepted peer.
     pub private_data: Vec<u8>,
 }
 
@@ -83,7 +83,7 @@ impl HostilePeer {
         Ok(peer)
     }
 
-    /// Accepts the next connection of a listener, saying this, whatever the client said.
+    /// Accepts the next connection of a listener with this private data, whatever the client sent.
     ///
     /// # Panics
     /// When the listener or the client dies.
@@ -141,7 +141,7 @@ impl HostilePeer {
         }
     }
 
-    /// Sends bytes as one frame. What cannot be sent any more shows as [`Heard::Gone`].
+    /// Sends bytes as one frame. A failure to send shows as [`Heard::Gone`].
     pub fn send(&mut self, frame: &[u8]) {
         self.post(SendOp::Send, frame);
     }
@@ -151,12 +151,13 @@ impl HostilePeer {
         self.post(SendOp::SendWithImm(imm), frame);
     }
 
-    /// Writes into memory of the other side, or what it takes for that.
+    /// Writes into memory of the other side, or to an address that claims to be.
     pub fn write(&mut self, to: RemoteSlice, bytes: &[u8]) {
         self.post(SendOp::Write(to), bytes);
     }
 
-    /// The same, with immediate data, which uses one of the other side's RECVs up.
+    /// Writes like [`HostilePeer::write`], with immediate data, which uses up one of the other
+    /// side's RECVs.
     pub fn write_with_imm(&mut self, to: RemoteSlice, bytes: &[u8], imm: u32) {
         self.post(SendOp::WriteWithImm(to, imm), bytes);
     }
@@ -189,14 +190,14 @@ impl HostilePeer {
             SendOp::Read { .. } => Capabilities::READ,
             SendOp::Send | SendOp::Write(_) => Capabilities::NONE,
         };
-        // Else it would be refused, and the test show nothing.
+        // Otherwise it would be refused, and the test would prove nothing.
         assert!(self.capabilities.contains(needed), "this device has no {needed:?}");
         let wr = SendWr { wr_id: 1, op, signaled: true, source };
         let _ = self.cq.post_send(self.qp, &mut [wr]);
         self.cq.flush();
     }
 
-    /// The next thing that the other side says.
+    /// The next frame, or the end of the connection.
     ///
     /// # Panics
     /// When the queue dies.
@@ -210,7 +211,7 @@ impl HostilePeer {
                 return Heard::Gone;
             }
             self.cq.arm().expect("the queue lives");
-            // What is polled here, a SEND's completion for one, has spent the arming (rule 3).
+            // A completion polled here, such as a SEND's, has spent the arming (rule 3).
             if self.poll() == 0 && !self.gone {
                 let mut guard = self.events.readable().await.expect("it can be watched");
                 self.cq.clear_events().expect("the queue lives");
@@ -219,8 +220,9 @@ impl HostilePeer {
         }
     }
 
-    /// Has the windows of both sides grow from 8 data credits to the 64 of default links, so that as
-    /// many frames may follow at once. Drops what is heard meanwhile, answers to Pings among it.
+    /// Grows the windows of both sides from 8 data credits to the 64 of default links, so that as
+    /// many frames may follow at once. Drops frames that arrive in the meantime, including answers
+    /// to Pings.
     ///
     /// # Panics
     /// When the other side ends the connection.
@@ -236,7 +238,7 @@ impl HostilePeer {
         }
     }
 
-    /// Waits for the end of the connection; gives the frames that came before.
+    /// Waits for the end of the connection; returns the frames that came before.
     pub async fn hear_to_the_end(&mut self) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         while let Heard::Frame(bytes, _) = self.hear().await {
@@ -245,12 +247,12 @@ impl HostilePeer {
         frames
     }
 
-    /// Takes what there is; gives the number of completions.
+    /// Takes waiting completions and events; returns the number of completions.
     fn poll(&mut self) -> usize {
         let mut count = self.poll_completions();
         while let Some(event) = self.cq.poll_event() {
             let (QpEvent::Disconnected(_) | _) = event;
-            // What came before the event may have come since the poll.
+            // A completion that precedes the event may have come since the poll.
             count += self.poll_completions();
             self.gone = true;
         }

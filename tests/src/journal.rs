@@ -1,7 +1,7 @@
-//! Gates and marks: how a test steers handlers and hears what became of them, without a clock.
+//! Gates and marks: how a test controls handlers and learns how they ended, without a clock.
 //!
 //! Invariants:
-//! 1. A gate once opened stays open.
+//! 1. An open gate stays open.
 //! 2. A handler that was started leaves exactly one further mark.
 
 use std::collections::{HashMap, HashSet};
@@ -16,7 +16,7 @@ struct State {
     marks: HashMap<(u64, Mark), u64>,
 }
 
-/// What the handlers of one server have in common.
+/// State shared by the handlers of one server.
 #[derive(Debug)]
 pub struct Journal {
     state: watch::Sender<State>,
@@ -51,8 +51,8 @@ impl Journal {
         visit.finished = true;
     }
 
-    /// Waits at a gate, blocking the thread. Leaves no mark before that: whoever a mark wakes waits
-    /// for this very thread.
+    /// Waits at a gate, blocking the thread. Leaves no mark before that: a task that a mark wakes
+    /// may wait for this very thread.
     pub fn pass_blocking(&self, tag: u64) {
         let mut open = self.blocking.0.lock();
         while !open.contains(&tag) {
@@ -66,7 +66,7 @@ impl Journal {
         self.state.borrow().marks.get(&(tag, mark)).copied().unwrap_or(0)
     }
 
-    /// Waits for at least `count` marks; gives how many there are.
+    /// Waits for at least `count` marks; returns their number.
     pub async fn wait_for(&self, tag: u64, mark: Mark, count: u64) -> u64 {
         let mut state = self.state.subscribe();
         let count_of = |state: &State| state.marks.get(&(tag, mark)).copied().unwrap_or(0);

@@ -1,5 +1,5 @@
-//! A service whose deeds outlive its process: what a call did is in a file, so that a test can tell
-//! whether it was done twice, whoever was killed meanwhile.
+//! A service with effects that outlive its process: each executed call is recorded in a file, so
+//! that a test can detect whether it was executed twice, even across kills.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 
 use rpc_core::Bulk;
 
-/// Deeds that may be repeated, and others.
+/// Idempotent methods, and others.
 #[rpc_core::service]
 pub trait Ledger {
     /// Changes nothing.
     #[rpc(idempotent)]
     async fn read(&self, id: u64) -> u64;
-    /// The same with a payload; gives its length.
+    /// Takes a payload and changes nothing; returns its length.
     #[rpc(idempotent)]
     async fn weigh(&self, id: u64, data: Bulk) -> u64;
-    /// Writes `id` down, once for each time that it is carried out.
+    /// Records `id`, once for each execution.
     async fn book(&self, id: u64) -> u64;
 }
 
@@ -47,13 +47,14 @@ impl Ledger for FileLedger {
     }
 
     async fn book(&self, id: u64) -> u64 {
-        // One write of a few bytes to the end: whole or not at all, also beside other processes'.
+        // One write of a few bytes to the end: whole or not at all, even concurrently with other
+        // processes.
         (&self.0).write_all(format!("{id}\n").as_bytes()).expect("the ledger can be written");
         id
     }
 }
 
-/// The file of a test; removed in the end.
+/// The file of a test; removed when dropped.
 #[derive(Debug)]
 pub struct LedgerFile(PathBuf);
 
@@ -64,7 +65,7 @@ impl Default for LedgerFile {
 }
 
 impl LedgerFile {
-    /// A name that nobody else uses.
+    /// A file with a unique name.
     #[must_use]
     pub fn new() -> Self {
         use std::sync::atomic::{AtomicU32, Ordering};
@@ -74,10 +75,10 @@ impl LedgerFile {
         Self(std::env::temp_dir().join(name))
     }
 
-    /// Where it is.
+    /// Its path.
     ///
     /// # Panics
-    /// When the directory for temporary files has a name that is no text.
+    /// When the directory for temporary files has a name that is not UTF-8.
     #[must_use]
     pub fn path(&self) -> &str {
         self.0.to_str().expect("a plain name")

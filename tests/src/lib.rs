@@ -1,27 +1,29 @@
-//! Shared parts of the end-to-end tests: the service under test, the processes it runs in, a
-//! hostile peer, and the limits that keep a stuck test from staying.
+//! Shared parts of the end-to-end tests: the service under test, its processes, a hostile peer, and
+//! the limits that end a test that hangs.
 //!
 //! | file | idea |
 //! |---|---|
 //! | `probe` | the trait that the tests call, and its types |
-//! | `service` | its implementation, which tells what became of each handler |
+//! | `service` | its implementation, which reports how each handler ended |
 //! | `journal` | gates that handlers wait at, and marks that they leave |
 //! | `chain` | three services that call each other |
 //! | `flow` | a service with streams |
 //! | `changed` | two traits of one name whose types differ in their content |
 //! | `versions` | two traits of one name with different methods |
-//! | `ledger` | a service whose deeds are in a file, so that they outlive it |
-//! | `load` | callers of ledgers that count what they know |
+//! | `ledger` | a service with effects in a file that outlives it |
+//! | `load` | callers of ledgers that count their certain results |
 //! | `raw` | a service without a macro, for statuses with details |
-//! | `limit` | a test's own runtime, with a hard end |
+//! | `limit` | a test's own runtime, with a hard time limit |
 //! | `process` | server and client processes that die with the test |
 //! | `agent` | programs of the tests on another machine |
-//! | `scheme` | an address of each scheme that nobody else uses |
-//! | `socket_file` | what a killed server leaves, and who removes it |
-//! | `device` | the kind of device that both ends of a test have |
+//! | `scheme` | an unused address of each scheme |
+//! | `socket_file` | the file that a killed server leaves, and its removal |
+//! | `device` | the kind of device at both ends of a test |
 //! | `world` | a server at such an address, and clients of it |
 //! | `hostile` | a peer that speaks below the link |
 //! | `resources` | what a process holds: fds, memory, tasks, CPU time |
+//! | `workspace` | the files of the workspace, for tests that read them |
+//! | `house` | numbers of its style and structure, with their goals |
 
 pub mod agent;
 pub mod chain;
@@ -29,6 +31,7 @@ pub mod changed;
 pub mod device;
 pub mod flow;
 pub mod hostile;
+pub mod house;
 pub mod journal;
 pub mod ledger;
 pub mod limit;
@@ -41,6 +44,7 @@ pub mod scheme;
 pub mod service;
 mod socket_file;
 pub mod versions;
+pub mod workspace;
 pub mod world;
 
 pub mod example;
@@ -52,10 +56,10 @@ use std::thread;
 use rpc_core::service::Dispatch;
 use rpc_core::{Channel, Codec, PollMode, Server};
 
-/// The codecs, each of which every behaviour has to be the same with.
+/// The codecs; every behaviour has to be equal with each.
 pub const CODECS: [Codec; 2] = [Codec::Bincode, Codec::Postcard];
 
-/// A `mem://` address that nobody has.
+/// An unused `mem://` address.
 fn fresh_address() -> String {
     static NAMES: AtomicU64 = AtomicU64::new(0);
     format!("mem://in-process-{}", NAMES.fetch_add(1, Ordering::Relaxed))
@@ -71,7 +75,7 @@ async fn bound(service: impl Dispatch, address: &str) -> Server {
         .expect("a fresh mem:// name can be bound")
 }
 
-/// Serves `service` over `mem://` under a name of its own, on the current runtime, and connects.
+/// Serves `service` over `mem://` under a unique name, on the current runtime, and connects.
 ///
 /// # Panics
 /// When the server cannot be bound or connected.
@@ -94,8 +98,8 @@ pub async fn connect(address: &str, codec: Codec) -> Channel {
         .expect("a server that has been bound can be connected")
 }
 
-/// Serves `service` on a thread and a runtime of its own, until the process ends; gives the
-/// address. For tests that have no runtime themselves.
+/// Serves `service` on a thread and a runtime of its own, until the process ends; returns the
+/// address. For tests without a runtime.
 ///
 /// # Panics
 /// When the server cannot be bound.

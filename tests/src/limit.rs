@@ -1,10 +1,10 @@
-//! A test's own runtime, with a hard end.
+//! A test's own runtime, with a hard time limit.
 //!
 //! Invariants:
-//! 1. A body that does not end in time fails the test, and what it holds is dropped: child
-//!    processes die.
-//! 2. A body that blocks its threads is ended by ending the whole process, by which child processes
-//!    die too ([`crate::process`]).
+//! 1. A body that does not end in time fails the test, and its values are dropped: child processes
+//!    die.
+//! 2. A body that blocks its threads is ended by ending the whole process, which also ends child
+//!    processes ([`crate::process`]).
 
 use std::future::Future;
 use std::time::Duration;
@@ -13,25 +13,25 @@ use rpc_core::{ChannelBuilder, PollMode};
 pub use test_kit::Watchdog;
 use tokio::runtime::{Builder, Runtime};
 
-/// Time for one test. Generous: it is met only by what is stuck.
+/// Time for one test. Generous: only a test that hangs reaches it.
 pub const LIMIT: Duration = Watchdog::LIMIT;
-/// The same at a slower [`paced`] pace.
+/// Time for one test at a slower [`paced`] pace.
 const SLOW_LIMIT: Duration = Duration::from_secs(300);
-/// Time for a timed-out test to be taken down in order.
+/// Time for the orderly end of a timed-out test.
 const TAKE_DOWN: Duration = Duration::from_secs(20);
 
-/// The time that a test gives a living process to answer, times `RPC_TEST_PACE`: an emulated machine
-/// on a busy host may do nothing at all for a tenth of a second.
+/// The time that a test gives a living process to answer, times `RPC_TEST_PACE`: an emulated
+/// machine on a busy host may do nothing at all for a tenth of a second.
 ///
 /// # Panics
-/// When that is no number.
+/// When that is not a number.
 #[must_use]
 pub fn paced(time: Duration) -> Duration {
     let pace = std::env::var("RPC_TEST_PACE").ok();
     time * pace.map_or(1, |text| text.parse().expect("RPC_TEST_PACE is a number"))
 }
 
-/// Configures a channel whose connecting waits for a slow machine, and which never spins.
+/// Configures a channel that waits for a slow machine to connect, and never spins.
 #[must_use]
 pub fn patient_channel() -> ChannelBuilder {
     crate::device::channel()
@@ -43,7 +43,7 @@ fn limit() -> Duration {
     paced(LIMIT).min(SLOW_LIMIT) + long().unwrap_or_default()
 }
 
-/// How long tests are to go on that can go on for any time: two minutes if `RPC_TEST_LONG` is set.
+/// Duration of open-ended tests: two minutes if `RPC_TEST_LONG` is set.
 #[must_use]
 pub fn long() -> Option<Duration> {
     std::env::var_os("RPC_TEST_LONG").map(|_| Duration::from_secs(120))

@@ -1,4 +1,4 @@
-//! Callers of ledgers who count what they know, whatever becomes of the servers meanwhile.
+//! Callers of ledgers that count their certain results, whatever happens to the servers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,28 +9,28 @@ use tokio::sync::watch;
 
 use crate::ledger::LedgerClient;
 
-/// Time enough for every call that is not stuck.
+/// Time enough for every call that does not hang.
 pub const DEADLINE: Duration = Duration::from_secs(90);
 
-/// What the callers have achieved.
+/// The callers' results.
 #[derive(Debug, Default)]
 pub struct Tally {
     /// The next call's id.
     pub next: AtomicU64,
     done: watch::Sender<u64>,
-    /// Calls of which nobody can say whether they were carried out.
+    /// Calls with an unknown outcome: they may have been executed or not.
     pub unknown: AtomicU64,
     stop: AtomicBool,
 }
 
 impl Tally {
-    /// A tally whose ids begin there.
+    /// A tally whose ids begin at `first`.
     #[must_use]
     pub fn starting_at(first: u64) -> Self {
         Self { next: AtomicU64::new(first), ..Self::default() }
     }
 
-    /// Waits until so many more calls are done.
+    /// Waits until `calls` more calls are done.
     pub async fn advance(&self, calls: u64) {
         let goal = *self.done.borrow() + calls;
         // Fails only without a sender.
@@ -42,19 +42,19 @@ impl Tally {
         self.done.send_modify(|done| *done += 1);
     }
 
-    /// Ends the callers, each with the call that it is at.
+    /// Ends the callers, each after its current call.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
     }
 
-    /// Whether callers are to go on.
+    /// Whether callers are to continue.
     #[must_use]
     pub fn goes_on(&self) -> bool {
         !self.stop.load(Ordering::SeqCst)
     }
 }
 
-/// Calls one after another until told to stop; gives the ids that were booked for certain.
+/// Calls one after another until stopped; returns the ids that were certainly booked.
 ///
 /// # Panics
 /// When a call fails that may not.

@@ -1,6 +1,6 @@
 //! The service that the tests call.
 //!
-//! Owns the trait and the types that travel. Behaviour is in [`crate::service`].
+//! Owns the trait and the types that travel. The behaviour is in [`crate::service`].
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use rpc_core::Bulk;
 use serde::{Deserialize, Serialize};
 
-/// One of every shape that a method may take or give.
+/// One value of every shape that a method may take or return.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Shapes {
     /// The smallest.
@@ -36,7 +36,7 @@ pub struct Shapes {
     pub array: [u16; 4],
     /// Nothing.
     pub unit: (),
-    /// Itself, deeper.
+    /// A nested value of this type.
     pub inner: Option<Box<Shapes>>,
 }
 
@@ -91,20 +91,20 @@ pub struct Borrowing<'a> {
     /// Borrowed text.
     #[serde(borrow)]
     pub name: &'a str,
-    /// Beside something owned.
+    /// Next to an owned value.
     pub count: u32,
 }
 
 /// Payloads inside a type.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Parcel {
-    /// Beside the payloads.
+    /// Next to the payloads.
     pub name: String,
     /// A payload.
     pub content: Bulk,
-    /// One that may not be there.
+    /// An optional payload.
     pub label: Option<Bulk>,
-    /// Further down.
+    /// Nested parcels.
     pub inside: Vec<Parcel>,
 }
 
@@ -127,7 +127,7 @@ pub enum ProbeError {
     Nested(String),
 }
 
-/// What a handler sees of its call.
+/// A handler's view of its call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
     /// `Service.method`.
@@ -136,7 +136,7 @@ pub struct Seen {
     pub remaining_micros: Option<u64>,
     /// Names and values of the metadata, in order.
     pub metadata: Vec<(String, Vec<u8>)>,
-    /// Who calls.
+    /// The caller.
     pub peer: SeenPeer,
     /// Process id of the handler.
     pub pid: u32,
@@ -162,7 +162,7 @@ pub enum SeenPeer {
     Nobody,
 }
 
-/// What may become of a handler.
+/// A stage of a handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Mark {
     /// It began to run.
@@ -173,7 +173,7 @@ pub enum Mark {
     Cancelled,
 }
 
-/// What a process holds.
+/// Resources of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resources {
     /// Open file descriptors.
@@ -190,16 +190,16 @@ pub struct Resources {
 #[allow(clippy::too_many_arguments, reason = "one method takes one of each kind")]
 #[rpc_core::service]
 pub trait Probe {
-    /// Gives the bytes back.
+    /// Returns the bytes.
     async fn echo(&self, data: &[u8]) -> Vec<u8>;
 
     /// Adds, wrapping.
     async fn add(&self, a: u64, b: u64) -> u64;
 
-    /// Takes and gives nothing.
+    /// Takes and returns nothing.
     async fn nothing(&self);
 
-    /// Gives the value back.
+    /// Returns the value.
     async fn shapes(&self, value: Shapes) -> Shapes;
 
     /// Borrowed arguments of each kind, printed.
@@ -225,7 +225,7 @@ pub trait Probe {
         h: char,
     ) -> String;
 
-    /// Gives the bytes back, as a type that may share them.
+    /// Returns the bytes, as a type that may share them.
     async fn blob(&self, data: Bytes) -> Bytes;
 
     /// A reply of `len` bytes: [`crate::service::pattern`] of `seed`.
@@ -234,7 +234,7 @@ pub trait Probe {
     /// Length and checksum of a large argument.
     async fn digest(&self, data: &[u8]) -> (u64, u64);
 
-    /// Gives the payload back: what arrived is what is sent.
+    /// Returns the received payload without copying it.
     async fn bulk(&self, data: Bulk) -> Bulk;
 
     /// A payload of `len` bytes, [`crate::service::pattern`] of `seed`, from a registered buffer.
@@ -243,7 +243,7 @@ pub trait Probe {
     /// Length and checksum of a payload, read piece by piece.
     async fn digest_bulk(&self, data: Bulk) -> Result<(u64, u64), ProbeError>;
 
-    /// Gives parcels back, in the opposite order.
+    /// Returns parcels in the opposite order.
     async fn parcels(&self, parcels: Vec<Parcel>) -> Vec<Parcel>;
 
     /// Checksums of one byte string of each type.
@@ -257,40 +257,41 @@ pub trait Probe {
         maybe: Option<&[u8]>,
     ) -> Vec<u64>;
 
-    /// Waits until the gate `tag` is opened, with the payload in hand; then gives it back.
+    /// Waits until the gate `tag` is opened, holding the payload; then returns it.
     async fn hold_bulk(&self, tag: u64, data: Bulk) -> Bulk;
 
-    /// Waits until the gate `tag` is opened; then gives `len` zeros, which take address space only.
+    /// Waits until the gate `tag` is opened; then returns `len` zeros, which take only address
+    /// space.
     async fn hold_zeros(&self, tag: u64, len: u64) -> Bulk;
 
     /// Keeps a payload as it arrived.
     async fn keep(&self, data: Bulk) -> u64;
 
-    /// Lengths and checksums of what is kept, which is let go.
+    /// Lengths and checksums of kept payloads, which are released.
     async fn let_go(&self) -> Vec<(u64, u64)>;
 
     /// Adds after giving other tasks a turn `turns` times.
     async fn add_slowly(&self, a: u64, b: u64, turns: u32) -> u64;
 
-    /// Divides, or fails in the method's own way.
+    /// Divides, or fails with the method's own error.
     async fn divide(&self, a: i64, b: i64) -> Result<i64, ProbeError>;
 
     /// Fails with content.
     async fn refuse(&self, code: u32, reason: &str) -> Result<(), ProbeError>;
 
-    /// What the handler sees of this call.
+    /// The handler's view of this call.
     async fn seen(&self) -> Seen;
 
-    /// What a handler of the next server sees of a call made by this handler.
+    /// The view of the next server's handler, for a call made by this handler.
     async fn seen_by_next(&self) -> Result<Seen, ProbeError>;
 
-    /// Waits until the gate `tag` is opened; marks what becomes of it.
+    /// Waits until the gate `tag` is opened; marks how the handler ends.
     async fn hold(&self, tag: u64) -> u64;
 
-    /// The same at the next server.
+    /// `hold` at the next server.
     async fn hold_at_next(&self, tag: u64) -> Result<u64, ProbeError>;
 
-    /// The same, but goes on when its caller has gone.
+    /// Like `hold`, but continues when its caller has gone.
     #[rpc(no_cancel)]
     async fn hold_to_the_end(&self, tag: u64) -> u64;
 
@@ -302,18 +303,18 @@ pub trait Probe {
     #[rpc(spawn)]
     async fn task_of_its_own(&self) -> String;
 
-    /// Opens a gate, for those who wait and those who come.
+    /// Opens a gate, for waiting handlers and later ones.
     async fn open(&self, tag: u64);
 
-    /// Waits until handlers have left `count` marks under `tag`; gives the number of marks.
+    /// Waits until handlers have left `count` marks under `tag`; returns the number of marks.
     async fn wait_for(&self, tag: u64, mark: Mark, count: u64) -> u64;
 
     /// The number of marks so far.
     async fn marks(&self, tag: u64, mark: Mark) -> u64;
 
-    /// Panics, at once or after other tasks had a turn.
+    /// Panics, at once or after giving other tasks a turn.
     async fn panic(&self, text: &str, late: bool) -> u64;
 
-    /// What this process holds now.
+    /// The resources of this process now.
     async fn resources(&self) -> Resources;
 }

@@ -1,7 +1,7 @@
 //! Server and client processes of a test.
 //!
-//! A child says what it has to say in lines on its stdout, each a word and perhaps a text; it takes
-//! commands as lines on its stdin. It runs on this machine, or on the peer's where the tests have one
+//! A child prints lines on its stdout, each a word and perhaps a text; it takes commands as lines
+//! on its stdin. It runs on this machine, or on the peer's machine if the tests have one
 //! ([`crate::agent`]): servers run there, so that there is a wire between them and the test.
 //!
 //! Invariants:
@@ -19,21 +19,21 @@ use tokio::process::Command;
 use crate::agent::{self, Remote, send_signal};
 use crate::socket_file::SocketFile;
 
-/// The word with which a child says that it is up.
+/// The word that a child prints when it is up.
 pub const READY: &str = "READY";
-/// The word with which a server says that `serve` has returned.
+/// The word that a server prints when `serve` has returned.
 pub const STOPPED: &str = "STOPPED";
 /// The command that starts an orderly shutdown.
 pub const SHUTDOWN: &str = "shutdown";
 /// The command that makes a client call.
 pub const CALL: &str = "call";
-/// The command that has a client under load go on for some calls, and what it says then.
+/// The command for a client under load to make some more calls, and its answer.
 pub const ADVANCE: &str = "advance";
 /// See [`ADVANCE`].
 pub const ADVANCED: &str = "ADVANCED";
 /// The command that ends a client's load.
 pub const STOP: &str = "stop";
-/// What a client says at the end of its load: how many calls have failed, and what it has booked.
+/// A client's output at the end of its load: the number of failed calls, and the booked ids.
 pub const BOOKED: &str = "BOOKED";
 /// The command that opens a gate; its number follows.
 pub const OPEN: &str = "open";
@@ -75,7 +75,7 @@ impl Child {
         Self { place: Place::Here(process), stdin, stdout, pid, socket_file: None }
     }
 
-    /// Starts a program on the peer's machine, or on this one where the tests have no other.
+    /// Starts a program on the peer's machine, or on this one if the tests have no other.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -102,15 +102,15 @@ impl Child {
         self.pid
     }
 
-    /// Says that it is a server, which listens at this address now.
+    /// Records that it is a server, which listens at this address now.
     pub(crate) fn listens_at(&mut self, address: &str) {
         self.socket_file = SocketFile::at(address);
     }
 
-    /// Waits for a line that starts with `word`; gives the rest of it.
+    /// Waits for a line that starts with `word`; returns the rest of it.
     ///
     /// # Panics
-    /// When the child says something else, or ends.
+    /// When the child prints something else, or ends.
     pub async fn expect(&mut self, word: &str) -> String {
         let mut line = String::new();
         self.stdout.read_line(&mut line).await.expect("its stdout can be read");
@@ -119,10 +119,10 @@ impl Child {
         text.unwrap_or_else(|| panic!("{word} was due, not `{line}`")).trim().to_owned()
     }
 
-    /// All that it says until it ends.
+    /// All of its output until it ends.
     ///
     /// # Panics
-    /// When that is no text.
+    /// When the output is not UTF-8.
     pub async fn output(&mut self) -> String {
         let mut text = String::new();
         self.stdout.read_to_string(&mut text).await.expect("its stdout can be read");
@@ -146,7 +146,7 @@ impl Child {
         self.signal(Signal::STOP);
     }
 
-    /// Lets it go on.
+    /// Continues it.
     ///
     /// # Panics
     /// When the child has ended.
@@ -162,6 +162,14 @@ impl Child {
         self.signal(Signal::TERM);
     }
 
+    /// Interrupts it by SIGINT, like Ctrl-C.
+    ///
+    /// # Panics
+    /// When the child has ended.
+    pub fn interrupt(&self) {
+        self.signal(Signal::INT);
+    }
+
     fn signal(&self, signal: Signal) {
         let sent = match &self.place {
             Place::Here(_) => send_signal(self.pid, signal),
@@ -170,7 +178,7 @@ impl Child {
         sent.expect("the child lives");
     }
 
-    /// Ends it as `kill -9` does, and waits until the kernel has taken it down.
+    /// Ends it like `kill -9`, and waits until the kernel has removed it.
     ///
     /// # Panics
     /// When the child has ended before.
@@ -198,7 +206,7 @@ impl fmt::Debug for Child {
     }
 }
 
-/// What a program on the server's machine says: [`Child::start_there`], to its end.
+/// The output of a program on the server's machine: [`Child::start_there`], to its end.
 ///
 /// # Panics
 /// When it cannot be started, or fails.
@@ -227,19 +235,19 @@ pub fn obey(mut on_command: impl FnMut(&str) + Send + 'static) {
     std::thread::Builder::new().name("commands".to_owned()).spawn(listen).expect("a thread");
 }
 
-/// In a child: says a line.
+/// In a child: prints a line.
 pub fn say(word: &str, text: impl std::fmt::Display) {
     use std::io::Write;
     let mut stdout = std::io::stdout().lock();
-    // A parent that has gone ends this process anyhow.
+    // If the parent is gone, this process ends anyway.
     let _ = writeln!(stdout, "{word} {text}").and_then(|()| stdout.flush());
 }
 
-/// In a child: logs to stderr what `RUST_LOG` asks for, by default errors.
+/// In a child: logs to stderr as `RUST_LOG` configures, by default errors.
 ///
 /// # Panics
 ///
-/// If `RUST_LOG` cannot be read.
+/// If `RUST_LOG` cannot be parsed.
 pub fn log_to_stderr() {
     use tracing_subscriber::layer::SubscriberExt;
     use tracing_subscriber::util::SubscriberInitExt;

@@ -18,7 +18,7 @@ pub fn details(code: Code) -> Vec<u8> {
     vec![code.number(); 3 * usize::from(code.number())]
 }
 
-/// Answers each call with the status whose code the argument names.
+/// Answers each call with the status whose code is the argument.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RawService;
 
@@ -47,12 +47,12 @@ fn long(len: u32) -> Status {
     Status::aborted("x".repeat(len)).with_details(vec![1; len])
 }
 
-/// Asks for a status.
+/// Requests a status.
 pub fn fail(channel: &Channel, code: Code) -> Call<'_, Result<(), Status>> {
     channel.call(&FAIL, &code.number(), |parts: ReplyParts| parts.outcome.map(drop))
 }
 
-/// Asks for an `Aborted` status with a text of `len` bytes, and as many bytes of details.
+/// Requests an `Aborted` status with a text of `len` bytes, and as many bytes of details.
 pub fn fail_at_length(channel: &Channel, len: u32) -> Call<'_, Result<(), Status>> {
     channel.call(&LONG, &len, |parts: ReplyParts| parts.outcome.map(drop))
 }

@@ -1,10 +1,10 @@
-//! What a process holds, as the kernel counts it.
+//! The resources of a process, as the kernel counts them.
 
 use std::fs;
 
 use crate::probe::Resources;
 
-/// What this process holds. Tasks are those of the current runtime.
+/// The resources of this process. Tasks are those of the current runtime.
 ///
 /// # Panics
 /// Without `/proc`.
@@ -26,7 +26,7 @@ pub fn of_this_process() -> Resources {
 /// CPU time that a process has used, user and system, in clock ticks; from its `/proc/PID/stat`.
 ///
 /// # Panics
-/// When that is no such file's text.
+/// When the text is not that of such a file.
 #[must_use]
 pub fn cpu_ticks(stat: &str) -> u64 {
     // The name in parentheses may hold anything.
@@ -44,11 +44,11 @@ fn field(line: &str, at: usize) -> u64 {
 pub fn raise_fd_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    // Not raising it shows when files run out.
+    // If this fails, a later lack of files shows it.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
-/// Lets this process open no more files than so many, until it asks for more.
+/// Limits this process to `count` open files, until it raises the limit again.
 ///
 /// # Panics
 /// When the system refuses.
@@ -58,7 +58,7 @@ pub fn limit_open_files(count: u64) {
     setrlimit(Resource::Nofile, Rlimit { current: Some(count), maximum }).expect("a lower limit");
 }
 
-/// Lets this process take no more than so much address space.
+/// Limits the address space of this process.
 ///
 /// # Panics
 /// When the system refuses.
@@ -66,6 +66,16 @@ pub fn limit_address_space(bytes: u64) {
     use rustix::process::{Resource, Rlimit, setrlimit};
     let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
     setrlimit(Resource::As, limit).expect("a lower limit");
+}
+
+/// Limits the size of files and shared memory of this process.
+///
+/// # Panics
+/// When the system refuses.
+pub fn limit_file_size(bytes: u64) {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
+    setrlimit(Resource::Fsize, limit).expect("a lower limit");
 }
 
 /// Resident memory of another process of this machine, bytes.

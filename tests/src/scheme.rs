@@ -1,4 +1,4 @@
-//! Addresses that nobody else uses.
+//! Unused addresses.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -44,7 +44,7 @@ pub enum Scheme {
     ShmPath,
     /// A TCP port.
     Tcp,
-    /// The best way from a TCP port.
+    /// The best transport from a TCP port.
     Auto,
     /// An RDMA device of this machine.
     #[cfg(feature = "verbs")]
@@ -52,7 +52,7 @@ pub enum Scheme {
 }
 
 impl Scheme {
-    /// All that need no device.
+    /// All schemes that need no device.
     pub const ALL: [Self; 5] = [Self::Mem, Self::ShmName, Self::ShmPath, Self::Tcp, Self::Auto];
 
     /// An address to listen at, different each time.
@@ -78,7 +78,7 @@ impl Scheme {
         }
     }
 
-    /// The same at the machine where [`crate::process::Child::start_there`] starts servers.
+    /// A fresh address at the machine where [`crate::process::Child::start_there`] starts servers.
     ///
     /// # Panics
     /// When that is another machine, which only `rdma://` reaches, and for RDMA without a usable

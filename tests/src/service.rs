@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use rpc_core::{Bulk, Context, PeerIdentity};
+use rpc_core::transport::PeerIdentity;
+use rpc_core::{Bulk, Context};
 
 use tokio::io::AsyncReadExt;
 use tokio::sync::OnceCell;
@@ -18,12 +19,12 @@ use crate::probe::{
 };
 use crate::resources;
 
-/// `len` bytes that depend on `seed` and differ from place to place.
+/// `len` bytes that depend on `seed` and differ by position.
 #[must_use]
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut bytes = vec![0; len];
-    // splitmix64: each place has its own value, so that a shifted or doubled block is seen. Word by
-    // word: an unoptimized build in an emulated machine makes megabytes of them.
+    // splitmix64: each position has its own value, so that a shifted or repeated block is detected.
+    // Word by word: an unoptimized build in an emulated machine makes megabytes of them.
     let mut state = seed;
     for place in bytes.chunks_mut(8) {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -55,10 +56,10 @@ pub fn checksum(data: &[u8]) -> u64 {
     add(sum, last)
 }
 
-/// Length of a payload and its [`checksum`], without having all of it in one piece.
+/// Length of a payload and its [`checksum`], without holding all of it in one piece.
 ///
 /// # Errors
-/// What reading it gives.
+/// Those of reading it.
 pub async fn digest_of(data: &Bulk) -> std::io::Result<(u64, u64)> {
     let mut reader = data.reader();
     let mut bytes = Vec::new();
@@ -180,7 +181,7 @@ impl Probe for ProbeService {
         bulk: Bulk,
         maybe: Option<&[u8]>,
     ) -> Vec<u64> {
-        let bulk = bulk.to_bytes();
+        let bulk = bulk.to_bytes().expect("the payload can be read");
         [slice, &cow, &vec, &bytes, &bulk, maybe.unwrap_or_default()].map(checksum).to_vec()
     }
 
@@ -202,7 +203,9 @@ impl Probe for ProbeService {
 
     async fn let_go(&self) -> Vec<(u64, u64)> {
         let kept = std::mem::take(&mut *self.kept.lock());
-        kept.iter().map(|data| (data.len(), checksum(&data.to_vec()))).collect()
+        kept.iter()
+            .map(|data| (data.len(), checksum(&data.to_vec().expect("the payload can be read"))))
+            .collect()
     }
 
     async fn add_slowly(&self, a: u64, b: u64, turns: u32) -> u64 {
@@ -283,7 +286,7 @@ fn seen() -> Seen {
         |remaining: std::time::Duration| u64::try_from(remaining.as_micros()).unwrap_or(u64::MAX);
     let metadata =
         context.metadata().iter().map(|(name, value)| (name.to_owned(), value.to_vec())).collect();
-    let peer = match context.peer().map(AsRef::as_ref) {
+    let peer = match context.peer() {
         None => SeenPeer::Nobody,
         Some(PeerIdentity::SameProcess) => SeenPeer::SameProcess,
         Some(PeerIdentity::Process { pid, uid, gid }) => {

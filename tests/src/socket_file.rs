@@ -1,22 +1,22 @@
-//! The socket file of a server process: who kills a server removes the file that it leaves.
+//! The socket file of a server process: a test that kills a server removes the file that it leaves.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The file of a server that is up. Dropping it removes the file, unless another server has replaced
-/// it since.
+/// The file of a server that is up. Dropping it removes the file, unless another server has
+/// replaced it since.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
     identity: Identity,
 }
 
-/// The time is a part of it: a file that has been removed may leave its number to the next one.
+/// The time is part of it: a removed file may leave its number to the next one.
 type Identity = (u64, u64, i64, i64);
 
 impl SocketFile {
-    /// That of a server at this address; `None` for one that has no file.
+    /// The file of a server at this address; `None` if it has no file.
     pub(crate) fn at(address: &str) -> Option<Self> {
         let path = address.strip_prefix("shm://").map(Path::new)?;
         let identity = path.is_absolute().then(|| identity(path))??;
@@ -45,7 +45,7 @@ mod tests {
     use crate::scheme::Scheme;
 
     #[test]
-    fn the_file_of_a_server_goes_and_that_of_its_successor_stays() {
+    fn a_server_only_removes_its_own_file() {
         let address = Scheme::ShmPath.fresh_address();
         let path = address.strip_prefix("shm://").unwrap();
         let _first = UnixListener::bind(path).unwrap();

@@ -1,6 +1,6 @@
 //! Two programs that disagree about a service: traits of one name with different methods.
 
-/// What the server of these tests was built with.
+/// The trait that the server of these tests was built with.
 pub mod old {
     /// The service.
     #[rpc_core::service]
@@ -15,7 +15,7 @@ pub mod old {
     }
 }
 
-/// What its client was built with.
+/// The trait that its client was built with.
 pub mod new {
     /// The service.
     #[rpc_core::service]

@@ -1,7 +1,7 @@
 //! A server at an address of some scheme, and clients of it.
 //!
-//! For `mem://` the server is a task of the test, for every other scheme a process of its own: on the
-//! peer's machine where the tests have one ([`crate::agent`]).
+//! For `mem://` the server is a task of the test, for every other scheme a process of its own: on
+//! the peer's machine if the tests have one ([`crate::agent`]).
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ impl World {
         Self::start_with(program, scheme, &[]).await
     }
 
-    /// Starts a server process with options for it; `mem://` takes those that it knows.
+    /// Starts a server process with options for it; `mem://` uses those that it supports.
     ///
     /// # Panics
     /// When it does not come up.
@@ -139,7 +139,8 @@ impl World {
     }
 }
 
-/// Starts a server process on the peer's machine, if there is one; gives it with its real address.
+/// Starts a server process on the peer's machine, if there is one; returns it with its real
+/// address.
 ///
 /// # Panics
 /// When it does not come up.

@@ -1,4 +1,4 @@
-//! The agent that runs programs for tests of two machines, here on one.
+//! The agent that runs programs for tests of two machines, here on a single one.
 
 use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt;
@@ -21,7 +21,7 @@ fn start(agent: SocketAddr, words: &[&str]) -> (Remote, tokio::net::TcpStream) {
 }
 
 #[test]
-fn a_program_says_and_hears_and_ends_with_its_status() {
+fn a_program_talks_and_reports_its_status() {
     limit::run(async {
         let (_agent, address) = agent().await;
         let script = "echo \"$0\"; read line; echo \"$line\" again; exit 7";
@@ -59,10 +59,10 @@ fn a_program_is_stopped_resumed_and_killed() {
 }
 
 #[test]
-fn a_program_dies_with_the_connection_that_started_it() {
+fn a_program_dies_with_its_connection() {
     limit::run(async {
         let (_agent, address) = agent().await;
-        // It does not listen to its stdin.
+        // It ignores its stdin.
         let (remote, stream) = start(address, &["sleep", "1000"]);
         drop(stream);
         assert_eq!(remote.wait().await.expect("a status").signal(), Some(9));
@@ -70,7 +70,7 @@ fn a_program_dies_with_the_connection_that_started_it() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_an_error() {
+fn a_missing_program_is_an_error() {
     limit::run(async {
         let (_agent, address) = agent().await;
         let error = Remote::start(address, "/nowhere", &[]).expect_err("nothing is there");

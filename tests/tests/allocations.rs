@@ -1,4 +1,4 @@
-//! At a steady rate, serving a small call allocates nothing.
+//! In the steady state, serving a small call allocates nothing.
 #![allow(missing_docs, unsafe_code, reason = "a counting allocator, and an example service")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Instant;
 
+use rpc_core::identity::Identity;
 use rpc_core::service::{Dispatch, MethodDescriptor, Reply, Request};
 use rpc_core::{Context, Metadata};
 use rpc_transport::device::PeerIdentity;
@@ -19,7 +20,7 @@ thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Counts what each thread asks of the system's allocator.
+/// Counts each thread's requests to the system's allocator.
 struct Counting;
 
 fn count() {
@@ -107,12 +108,12 @@ fn serve(
     method: usize,
     codec: rpc_core::Codec,
     args: &[u8],
-    peer: &Arc<PeerIdentity>,
+    caller: &Arc<Identity>,
 ) {
     let context = Context::new()
         .with_deadline(Some(Instant::now()))
         .with_metadata(Metadata::new())
-        .with_peer(Arc::clone(peer));
+        .with_identity(Arc::clone(caller));
     let request = Request::new(Message::copied(args), codec, context);
     let mut handler = server.dispatch(method, request);
     let mut cx = TaskContext::from_waker(Waker::noop());
@@ -128,7 +129,7 @@ fn serve(
 fn serving_a_small_call_allocates_nothing() {
     let server = EchoServer::new(Service);
     let methods: &[&MethodDescriptor] = server.descriptor().methods;
-    let peer = Arc::new(PeerIdentity::SameProcess);
+    let caller = Arc::new(Identity::from(PeerIdentity::SameProcess));
     for codec in CODECS {
         let mut args = OutBuf::new();
         codec.encode(&[7_u8; 64][..], &mut args).unwrap();
@@ -137,13 +138,13 @@ fn serving_a_small_call_allocates_nothing() {
         for (method, args, expected) in [(0, &args, 0), (1, &two, 0), (2, &args, 0), (3, &args, 1)]
         {
             let name = methods[method].name;
-            // The first calls fill the lists, and what is in them grows to what is needed.
+            // The first calls fill the free lists, and their entries grow to the needed size.
             for _ in 0..10 {
-                serve(&server, method, codec, args, &peer);
+                serve(&server, method, codec, args, &caller);
             }
             let seen = allocations(|| {
                 for _ in 0..100 {
-                    serve(&server, method, codec, args, &peer);
+                    serve(&server, method, codec, args, &caller);
                 }
             });
             assert_eq!(seen, 100 * expected, "{name} with {codec:?}");

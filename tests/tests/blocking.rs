@@ -12,7 +12,7 @@ pub trait Kv {
     async fn get(&self, key: &str) -> Option<Vec<u8>>;
     async fn put(&self, key: &str, value: &[u8]) -> Result<u64, String>;
     async fn wait(&self);
-    /// The caller's metadata of that key.
+    /// The caller's metadata for that key.
     async fn metadata(&self, key: &str) -> Option<String>;
 }
 
@@ -136,6 +136,6 @@ async fn threads_that_may_block_may_use_it() {
     };
     let (client, value) = tokio::task::spawn_blocking(work).await.unwrap();
     assert_eq!(value, Ok(Some(b"k".to_vec())));
-    // Dropping it where it cannot be used is fine.
+    // Dropping it is fine where it cannot be used.
     drop(client);
 }

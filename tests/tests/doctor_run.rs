@@ -31,7 +31,7 @@ async fn everything_is_tried_and_said() {
 async fn a_named_scheme_decides_the_exit_status() {
     let ended = doctor("shm tcp").await.with_code(0);
     assert!(!ended.text().contains("mem "), "{ended:?}");
-    // Whether there is RDMA here or not, status and text agree.
+    // Whether or not there is RDMA here, status and text agree.
     let ended = doctor("rdma").await;
     let works = line(&ended.text(), "rdma").contains("works");
     let ended = ended.with_code(i32::from(!works));
@@ -40,7 +40,7 @@ async fn a_named_scheme_decides_the_exit_status() {
     let Some(said) = line(&text, "rdma").split_once(" NO ").map(|(_, said)| said) else {
         return;
     };
-    // A build without the feature names it, one with it what the machine lacks.
+    // A build without the feature names it; a build with it names what the machine lacks.
     let words = if cfg!(feature = "verbs") {
         ["rdma", "RDMA"]
     } else {
@@ -60,20 +60,20 @@ async fn help_says_what_the_exit_status_means() {
 }
 
 #[tokio::test]
-async fn a_configuration_is_reckoned_and_one_out_of_range_refused() {
+async fn a_configuration_is_computed_or_refused() {
     let one = doctor("mem").await.with_code(0).text();
     assert!(one.contains("a server with 1 connection on "), "{one}");
     let many = doctor("mem --connections 500 --data-credits 8").await.with_code(0).text();
     assert!(many.contains("a server with 500 connections on "), "{many}");
-    assert!(line(&many, "and where all are busy").contains("up to 0 B more"), "{many}");
+    assert!(line(&many, "if all are busy").contains("up to 0 B more"), "{many}");
     let ended = doctor("mem --data-credits 0").await.with_code(2);
     assert!(ended.stderr.contains("data_credits is 0, allowed is 1 to 4095"), "{ended:?}");
     doctor("mem --shards 65536").await.with_code(2);
 }
 
-/// `doctor | head` ended with "error: Broken pipe".
+/// A regression: `doctor | head` ended with "error: Broken pipe".
 #[tokio::test]
-async fn a_reader_that_has_seen_enough_is_no_error() {
+async fn a_closed_output_is_no_error() {
     let mut doctor = command("doctor", ["mem"]);
     let (read, write) = std::io::pipe().unwrap();
     drop(read);

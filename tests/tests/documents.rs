@@ -1,10 +1,10 @@
-//! The documents name files: they must be there.
+//! Documents name files and tests: they must exist.
 
-use std::path::{Path, PathBuf};
+use tests::workspace::{files, root};
 
-/// Where a path of a document may start.
+/// Folders at which a path of a document may start.
 const ROOTS: [&str; 3] = ["", "rpc-core/src", "rpc-transport/src"];
-/// Folders whose files a document may name without them.
+/// Folders whose files a document may name without the folder.
 const ROOMS: [&str; 5] = [
     "rpc-transport/src/protocol",
     "rpc-transport/src/protocol/link",
@@ -12,10 +12,6 @@ const ROOMS: [&str; 5] = [
     "rpc-transport/src/device/verbs",
     "rpc-transport/src/device/soft",
 ];
-
-fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
 
 /// Words of `text` that look like source files.
 fn source_files(text: &str) -> impl Iterator<Item = &str> {
@@ -25,13 +21,12 @@ fn source_files(text: &str) -> impl Iterator<Item = &str> {
 }
 
 fn missing(document: &str, rooms: &[&str]) -> (usize, Vec<String>) {
-    let text = std::fs::read_to_string(workspace().join(document)).expect(document);
+    let text = std::fs::read_to_string(root().join(document)).expect(document);
     let mut count = 0;
     let mut missing = Vec::new();
     for file in source_files(&text) {
         count += 1;
-        let found =
-            ROOTS.iter().chain(rooms).any(|root| workspace().join(root).join(file).is_file());
+        let found = ROOTS.iter().chain(rooms).any(|start| root().join(start).join(file).is_file());
         if !found {
             missing.push(format!("{document}: {file}"));
         }
@@ -40,9 +35,9 @@ fn missing(document: &str, rooms: &[&str]) -> (usize, Vec<String>) {
 }
 
 #[test]
-fn the_walk_of_a_call_names_files_that_exist() {
+fn the_documented_call_path_files_exist() {
     let (count, missing) = missing("docs/design.md", &ROOMS);
-    assert!(count > 25, "the walk is gone, or this test reads it no more: {count} files");
+    assert!(count > 25, "the walk is gone, or this test no longer reads it: {count} files");
     assert!(missing.is_empty(), "{missing:#?}");
 }
 
@@ -50,6 +45,7 @@ fn the_walk_of_a_call_names_files_that_exist() {
 fn the_other_documents_name_files_that_exist() {
     for document in [
         "README.md",
+        "SECURITY.md",
         "docs/calls.md",
         "docs/changing-types.md",
         "docs/limits.md",
@@ -65,12 +61,12 @@ fn the_other_documents_name_files_that_exist() {
     }
 }
 
-/// What is not compiled goes wrong unseen.
+/// Examples that are not compiled break unnoticed.
 #[test]
 fn the_rust_of_the_documents_is_compiled() {
-    let library = std::fs::read_to_string(workspace().join("rpc-core/src/lib.rs")).expect("it");
+    let library = std::fs::read_to_string(root().join("rpc-core/src/lib.rs")).expect("it");
     for document in ["README.md", "docs/changing-types.md"] {
-        let text = std::fs::read_to_string(workspace().join(document)).expect(document);
+        let text = std::fs::read_to_string(root().join(document)).expect(document);
         assert!(library.contains(&format!("include_str!(\"../../{document}\")")), "{document}");
         // Every other fence begins a block.
         let fences = text.lines().filter_map(|line| line.strip_prefix("```")).step_by(2);
@@ -83,16 +79,6 @@ fn the_rust_of_the_documents_is_compiled() {
     }
 }
 
-/// More than that nobody follows in ten minutes.
-#[test]
-fn a_call_walks_through_35_files_at_most() {
-    let design = std::fs::read_to_string(workspace().join("docs/design.md")).expect("the design");
-    let (_, walk) = design.split_once("\n## 3.").expect("section 3");
-    let (walk, _) = walk.split_once("\n## ").expect("section 4");
-    let files: std::collections::BTreeSet<_> = source_files(walk).collect();
-    assert!((25..=35).contains(&files.len()), "{}: {files:#?}", files.len());
-}
-
 /// Rows of a table below a heading: the cells of each.
 fn rows_below<'a>(document: &'a str, heading: &str) -> Vec<Vec<&'a str>> {
     let (_, section) = document.split_once(heading).expect("the heading");
@@ -101,36 +87,26 @@ fn rows_below<'a>(document: &'a str, heading: &str) -> Vec<Vec<&'a str>> {
     rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect()
 }
 
-/// All sources below `folder`, as one text.
-fn sources(folder: &Path, into: &mut String) {
-    for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
-        let path = entry.path();
-        if path.is_dir() {
-            sources(&path, into);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            into.push_str(&std::fs::read_to_string(&path).expect("a source"));
-        }
-    }
+/// All sources below these folders, as one text.
+fn sources(folders: &[&str]) -> String {
+    folders.iter().flat_map(|folder| files(folder, "rs").into_values()).collect()
 }
 
 #[test]
 fn every_queue_has_a_test_that_exists() {
-    let limits = std::fs::read_to_string(workspace().join("docs/limits.md")).expect("the limits");
+    let limits = std::fs::read_to_string(root().join("docs/limits.md")).expect("the limits");
     let rows = rows_below(&limits, "# Limits");
-    assert!(rows.len() > 25, "the table is gone, or this test reads it no more: {}", rows.len());
-    let mut code = String::new();
-    for package in ["rpc-core", "rpc-transport", "rpc-admin", "tests", "models"] {
-        sources(&workspace().join(package), &mut code);
-    }
+    assert!(rows.len() > 25, "the table is gone, or this test no longer reads it: {}", rows.len());
+    let code = sources(&["rpc-core", "rpc-transport", "rpc-admin", "tests", "models"]);
     for row in rows {
         let &[queue, bound, enforcer, test] = &*row else { panic!("not four cells: {row:?}") };
         assert!(!bound.is_empty() && !enforcer.is_empty(), "{queue}");
-        // What stands in the code's type is a test's name, the beginning of one, or its file.
+        // Code in the last cell is the name of a test, the start of one, or a file.
         let named: Vec<_> = test.split('`').skip(1).step_by(2).collect();
         assert!(!named.is_empty(), "no test for: {queue}");
         for name in named {
             let is_there = if name.ends_with(".rs") {
-                workspace().join(name).is_file()
+                root().join(name).is_file()
             } else if let Some(beginning) = name.strip_suffix("..") {
                 code.contains(&format!("fn {beginning}"))
             } else {
@@ -142,13 +118,10 @@ fn every_queue_has_a_test_that_exists() {
 }
 
 #[test]
-fn every_claim_about_verbs_has_a_test_or_a_correction() {
-    let document = std::fs::read_to_string(workspace().join("docs/verbs.md")).expect("it");
-    let rows = rows_below(&document, "\n## What is said of verbs");
-    let mut code = String::new();
-    for package in ["rpc-transport", "tests"] {
-        sources(&workspace().join(package), &mut code);
-    }
+fn verbs_claims_have_tests_or_corrections() {
+    let document = std::fs::read_to_string(root().join("docs/verbs.md")).expect("it");
+    let rows = rows_below(&document, "\n## Claims about verbs");
+    let code = sources(&["rpc-transport", "tests"]);
     assert_eq!(rows.len(), 93);
     for (index, row) in rows.into_iter().enumerate() {
         let &[number, claim, verdict, shown] = &*row else { panic!("not four cells: {row:?}") };

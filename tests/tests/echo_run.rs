@@ -38,7 +38,7 @@ fn is_running(pid: Pid) -> bool {
 }
 
 #[tokio::test]
-async fn the_default_run_takes_the_best_path_and_leaves_nothing_behind() {
+async fn the_default_run_takes_the_best_path() {
     let ended = echo("--calls 500").await.with_code(0);
     let text = ended.text();
     assert!(text.contains("\npath    shm://") && text.contains(" on soft-shm ("), "{ended:?}");
@@ -114,7 +114,7 @@ async fn a_server_that_dies_is_named() {
     kill_process(server, Signal::KILL).unwrap();
     let (code, stderr) = end(&mut child).await;
     assert_eq!(code, Some(1), "{stderr}");
-    assert!(stderr.starts_with("error: the server process ended in the middle"), "{stderr}");
+    assert!(stderr.starts_with("error: the server process ended during the run"), "{stderr}");
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
 }
 
@@ -122,7 +122,7 @@ async fn a_server_that_dies_is_named() {
 async fn ctrl_c_ends_both_processes() {
     let (mut child, server) = endless().await;
     let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw).unwrap();
-    // A terminal sends it to both.
+    // A terminal sends it to both processes.
     kill_process(server, Signal::INT).unwrap();
     kill_process(pid, Signal::INT).unwrap();
     assert_eq!(end(&mut child).await, (Some(130), "error: interrupted\n".to_owned()));
@@ -140,8 +140,8 @@ async fn a_client_that_is_killed_leaves_no_server() {
     assert_eq!(poll(&mut ended, Some(&limit)).unwrap(), 1, "the server did not end by itself");
 }
 
-/// The calls in flight are answered, the next ones refused, and both ends say what happened.
-async fn a_server_that_is_terminated_under_load_ends_in_order(address: &str) {
+/// Calls in flight are answered, later ones are refused, and both ends report it.
+async fn a_terminated_server_ends_regularly(address: &str) {
     let server = Serving::start(command("echo", ["server", address]), 1).await;
     let mut client = command("echo", ["client", &server.addresses()[0], "--calls", "1000000000"]);
     let mut client = client.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -157,12 +157,12 @@ async fn a_server_that_is_terminated_under_load_ends_in_order(address: &str) {
 }
 
 #[tokio::test]
-async fn a_server_that_is_terminated_under_load_ends_in_order_over_shm() {
+async fn a_terminated_server_ends_regularly_over_shm() {
     let address = format!("shm://echo-run-drain-{}", std::process::id());
-    a_server_that_is_terminated_under_load_ends_in_order(&address).await;
+    a_terminated_server_ends_regularly(&address).await;
 }
 
 #[tokio::test]
-async fn a_server_that_is_terminated_under_load_ends_in_order_over_tcp() {
-    a_server_that_is_terminated_under_load_ends_in_order("tcp://127.0.0.1:0").await;
+async fn a_terminated_server_ends_regularly_over_tcp() {
+    a_terminated_server_ends_regularly("tcp://127.0.0.1:0").await;
 }

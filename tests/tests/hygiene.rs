@@ -1,6 +1,6 @@
-//! Generated code among names that are like its own.
+//! Generated code among names that equal its own.
 //!
-//! That it compiles is the test; a few calls show that the right thing was called.
+//! The test is that it compiles; a few calls show that the right item was called.
 #![allow(missing_docs, unreachable_pub, reason = "the services here are examples")]
 
 use rpc_core::Codec;
@@ -18,7 +18,7 @@ mod reexported {
     }
 }
 
-/// Nothing in scope but what is written out.
+/// Nothing in scope except explicit imports.
 mod bare {
     #![no_implicit_prelude]
 
@@ -54,7 +54,7 @@ async fn without_a_prelude() {
     assert_eq!(client.nothing().await, Ok(()));
 }
 
-/// Types and traits that are called like those of the generated code, and are others.
+/// Types and traits with the names of generated code, but other meanings.
 mod shadowed {
     use serde::{Deserialize, Serialize};
 
@@ -71,7 +71,7 @@ mod shadowed {
         S T H E Some None Ok Err MethodDescriptor ServiceDescriptor Service Method0 Incoming
     }
 
-    // Crates that are called like those that the generated code might name.
+    // Crates with the names that generated code might use.
     pub mod core {}
     pub mod std {}
     pub mod serde_derive {}
@@ -148,7 +148,7 @@ async fn types_with_well_known_names() {
     }
 }
 
-/// Methods that are called like those of the generated types, and like keywords.
+/// Methods with the names of generated items, and with keywords as names.
 mod methods {
     #[rpc_core::service]
     pub trait Taken {
@@ -230,7 +230,7 @@ async fn methods_with_well_known_names() {
     assert_eq!(client.put_shape().await, Ok(15));
     assert_eq!(client.drop().await, Ok(16));
     assert_eq!(client.r#type(1, "").await, Ok(17));
-    // What the constructors and accessors do is still there.
+    // The constructors and accessors still work.
     let channel: &rpc_core::Channel = client.channel();
     let again: TakenClient = Clone::clone(channel).into();
     let server = rpc_core::service::Dispatch::descriptor(&TakenServer::new(Numbers)).methods;
@@ -240,7 +240,7 @@ async fn methods_with_well_known_names() {
     std::mem::drop(again);
 }
 
-/// Arguments that are called like the variables of the generated code.
+/// Arguments with the names of variables in generated code.
 mod arguments {
     #[rpc_core::service]
     pub trait Named {
@@ -300,6 +300,141 @@ async fn services_in_odd_places() {
         pub(super) trait Restricted {
             async fn get(&self) -> u8;
         }
+    }
+}
+
+/// Constants as arguments of types, which look like types until names are resolved.
+mod constants {
+    use rpc_core::stream::{Producer, Stream, Streaming};
+    use serde::{Deserialize, Serialize};
+
+    pub const WIDTH: usize = 4;
+    pub const N: usize = 2;
+
+    #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+    pub struct Row<const N: usize>(pub Vec<u8>);
+
+    #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+    pub struct Grid<T, const A: usize, const B: usize>(pub Vec<T>);
+
+    type T = u32;
+
+    #[rpc_core::service(client_trait = TableCalls)]
+    pub trait Table {
+        async fn put(&self, row: Row<WIDTH>, lent: &Row<N>, all: &[Row<WIDTH>]) -> Row<WIDTH>;
+        async fn many(&self, rows: Vec<Row<WIDTH>>, row: Option<Row<N>>) -> Vec<Option<Row<N>>>;
+        async fn fails(&self, grid: Grid<T, N, WIDTH>) -> Result<Grid<u8, 1, N>, Row<WIDTH>>;
+        fn list(&self) -> impl Stream<Item = Result<Row<WIDTH>, Row<N>>>;
+        fn swap(
+            &self,
+            rows: Streaming<Row<N>>,
+        ) -> impl Producer<Item = Row<WIDTH>, Output = Row<N>>;
+    }
+
+    #[rpc_core::service]
+    pub trait Short {
+        async fn put(&self, row: Row<WIDTH>) -> Row<WIDTH>;
+    }
+
+    pub struct Echo;
+
+    impl Short for Echo {
+        async fn put(&self, row: Row<WIDTH>) -> Row<WIDTH> {
+            row
+        }
+    }
+}
+
+#[tokio::test]
+async fn constants_as_arguments_of_types() {
+    use constants::{Echo, Row, ShortClient, ShortServer, WIDTH};
+    let client = ShortClient::new(in_process(ShortServer::new(Echo), Codec::default()).await);
+    let row = Row::<WIDTH>(vec![1, 2]);
+    assert_eq!(client.put(row.clone()).await, Ok(row));
+}
+
+/// Attributes and documentation inside of the trait and of a method.
+mod inner {
+    #[rpc_core::service]
+    pub trait Documented {
+        //! A service.
+        //!
+        //! Documented inside.
+        #![allow(clippy::too_many_arguments)]
+
+        /// Adds.
+        async fn sum(&self, a: u8, b: u8, c: u8, d: u8, e: u8, f: u8, g: u8, h: u8) -> u8 {
+            //! All of them.
+            #![allow(clippy::let_and_return)]
+            let sum = a + b + c + d + e + f + g + h;
+            sum
+        }
+    }
+
+    pub struct Sum;
+
+    impl Documented for Sum {}
+}
+
+#[tokio::test]
+async fn attributes_inside_of_the_trait() {
+    use inner::{DocumentedClient, DocumentedServer, Sum};
+    let server = DocumentedServer::new(Sum);
+    let descriptor = rpc_core::service::Dispatch::descriptor(&server);
+    assert_eq!(descriptor.docs, "A service.\n\nDocumented inside.");
+    assert_eq!(descriptor.methods[0].docs, "Adds.\nAll of them.");
+    let client = DocumentedClient::new(in_process(server, Codec::default()).await);
+    assert_eq!(client.sum(1, 2, 3, 4, 5, 6, 7, 8).await, Ok(36));
+}
+
+/// Neighbouring services whose generated names would collide.
+mod neighbours {
+    #[rpc_core::service(blocking_client = KvWaiter)]
+    pub trait Kv {
+        async fn get(&self) -> u8;
+    }
+
+    #[rpc_core::service]
+    pub trait KvBlocking {
+        async fn get(&self) -> u8;
+    }
+
+    #[rpc_core::service(server = TableService, client = TableCaller, blocking_client = false)]
+    pub trait Table {
+        async fn get(&self) -> u8;
+    }
+
+    /// The user's own.
+    pub struct TableClient(pub TableCaller);
+    pub struct TableServer;
+    pub struct TableBlockingClient;
+
+    impl Table for TableServer {
+        async fn get(&self) -> u8 {
+            3
+        }
+    }
+}
+
+#[tokio::test]
+async fn names_of_the_users_choice() {
+    use neighbours::*;
+    let channel = in_process(TableService::new(TableServer), Codec::default()).await;
+    let client = TableClient(TableCaller::new(channel));
+    assert_eq!(client.0.get().await, Ok(3));
+    let _ =
+        (TableBlockingClient, KvWaiter::get, KvBlockingClient::get, KvBlockingBlockingClient::get);
+    let shown = format!("{:?} {:?}", TableService::new(TableServer), client.0);
+    assert!(shown.starts_with("TableService TableCaller("), "{shown}");
+}
+
+/// Deprecated as a whole, and in parts.
+#[allow(deprecated, reason = "that is what is tested")]
+mod past {
+    #[deprecated]
+    #[rpc_core::service(client_trait = OldCalls)]
+    pub trait Old {
+        async fn get(&self) -> u8;
     }
 }
 

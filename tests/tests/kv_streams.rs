@@ -25,7 +25,7 @@ async fn kv(arguments: &[&dyn AsRef<OsStr>]) -> Ended {
 }
 
 #[test]
-fn a_table_is_loaded_and_a_directory_kept_up_to_date() {
+fn a_table_loads_and_a_directory_syncs() {
     tests::limit::run(async {
         let server = serve("sync").await;
         let address = &server.addresses()[0];
@@ -38,7 +38,7 @@ fn a_table_is_loaded_and_a_directory_kept_up_to_date() {
         let synced = kv(&[&"sync", address, &dir, &"--prefix", &"t/"]).await.with_code(0).text();
         assert!(synced.ends_with("wrote 1,000 files, 0 not in the store\n"), "{synced}");
         assert_eq!(fs::read_to_string(dir.join("999")).unwrap(), "999");
-        // Only what differs.
+        // Only the differences.
         kv(&[&"put", address, &"t/500", &"changed"]).await.with_code(0);
         fs::write(dir.join("extra"), "mine").unwrap();
         let synced = kv(&[&"sync", address, &dir, &"--prefix", &"t/"]).await.with_code(0).text();
@@ -50,7 +50,7 @@ fn a_table_is_loaded_and_a_directory_kept_up_to_date() {
         let refused = kv(&[&"load", address, &table]).await;
         assert!(refused.stderr.contains("line 1 has no tab"), "{}", refused.stderr);
         let onto_a_file = kv(&[&"sync", address, &table]).await.with_code(1);
-        assert!(onto_a_file.stderr.contains("give a directory, not a file"), "{onto_a_file:?}");
+        assert!(onto_a_file.stderr.contains("pass a directory, not a file"), "{onto_a_file:?}");
     });
 }
 
@@ -74,14 +74,14 @@ fn changes_are_watched() {
 }
 
 #[test]
-fn a_command_waits_for_its_server_if_it_is_told_to() {
+fn a_command_waits_for_its_server() {
     tests::limit::run(async {
         let server = Serving::start(command("kv", ["serve", "tcp://127.0.0.1:0"]), 1).await;
         let tcp = server.addresses()[0].clone();
         let shm = format!("shm://kv-streams-wait-{}", std::process::id());
         let refused = kv(&[&"stats", &shm]).await.with_code(1);
         assert!(refused.stderr.contains("start the server there"), "{refused:?}");
-        // Another program may get a port that nobody has, so it is taken again at once.
+        // Another program may take a free port, so it is taken again at once.
         terminate(&server);
         server.ended().await;
         for address in [&tcp, &shm] {
@@ -102,9 +102,9 @@ async fn line(pipe: &mut (impl AsyncBufRead + Unpin)) -> String {
     line
 }
 
-/// A watch has no end of its own: it ends as the server begins to shut down. A load that is under way
-/// is finished, and its server with it, long before the end of grace.
-fn a_server_that_is_terminated_ends_its_streams_in_order(address: &str) {
+/// A watch has no end of its own: it ends as the server begins to shut down. A load in progress
+/// completes, and then the server ends, long before the end of grace.
+fn a_terminated_server_ends_streams(address: &str) {
     tests::limit::run(async {
         let serve = command("kv", ["serve", address, "--grace", "86400"]);
         let server = Serving::start(serve, 1).await;
@@ -124,7 +124,7 @@ fn a_server_that_is_terminated_ends_its_streams_in_order(address: &str) {
         terminate(&server);
         let told = line(&mut errors).await;
         assert!(told.contains("shutting down"), "{told}");
-        assert!(told.ends_with("; see that the server runs, and try again\n"), "{told}");
+        assert!(told.ends_with("; check that the server is running, and try again\n"), "{told}");
         assert_eq!(watch.wait().await.unwrap().code(), Some(1));
         pairs.write_all(b"w/b\t2\n").await.unwrap();
         drop(pairs);
@@ -137,12 +137,12 @@ fn a_server_that_is_terminated_ends_its_streams_in_order(address: &str) {
 }
 
 #[test]
-fn a_server_that_is_terminated_ends_its_streams_in_order_over_shm() {
+fn a_terminated_server_ends_streams_over_shm() {
     let address = format!("shm://kv-streams-drain-{}", std::process::id());
-    a_server_that_is_terminated_ends_its_streams_in_order(&address);
+    a_terminated_server_ends_streams(&address);
 }
 
 #[test]
-fn a_server_that_is_terminated_ends_its_streams_in_order_over_tcp() {
-    a_server_that_is_terminated_ends_its_streams_in_order("tcp://127.0.0.1:0");
+fn a_terminated_server_ends_streams_over_tcp() {
+    a_terminated_server_ends_streams("tcp://127.0.0.1:0");
 }

@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tests::example::{Ended, Scratch, Serving, command, run};
 use tokio::io::AsyncWriteExt;
 
-/// Bytes of the large file: many segments, and no multiple of anything.
+/// Size of the large file: many segments, and no multiple of anything.
 const LARGE_BYTES: usize = 3_000_001;
 
 async fn serve(addresses: &[&str], options: &[&str]) -> Serving {
@@ -33,7 +33,7 @@ fn shm_name(test: &str) -> String {
 /// A file of a tree: its bytes; a directory: `None`.
 type Tree = BTreeMap<String, Option<Vec<u8>>>;
 
-/// A tree of all kinds of names and sizes, and of so many small files more.
+/// A tree of all kinds of names and sizes, and `small_files` more small files.
 fn sample(small_files: usize) -> Tree {
     let mut random: u64 = 0x9e37_79b9_7f4a_7c15;
     let large = (0..LARGE_BYTES).map(|_| {
@@ -81,7 +81,7 @@ fn write(tree: &Tree, root: &Path) {
     }
 }
 
-/// All files, and the directories that hold nothing.
+/// All files, and the empty directories.
 fn read(root: &Path) -> Tree {
     let mut tree = Tree::new();
     let mut pending = vec![root.to_owned()];
@@ -106,7 +106,7 @@ fn read(root: &Path) -> Tree {
     tree
 }
 
-/// A count as `kv` prints it; of these sizes at most one comma.
+/// A count as `kv` prints it; these sizes have at most one comma.
 fn grouped(count: usize) -> String {
     let thousands = count / 1000;
     if thousands == 0 { count.to_string() } else { format!("{thousands},{:03}", count % 1000) }
@@ -146,7 +146,7 @@ async fn there_and_back(address: &str, small_files: usize) {
     let exported = kv(&[&"export", address, &target, &"--prefix", &"p/"]).await.with_code(0);
     assert!(exported.text().starts_with(&format!("exported {files} to ")), "{exported:?}");
     assert_same(&tree, &read(&target));
-    // Once more, over what is there.
+    // Once more, over the existing files.
     kv(&[&"export", address, &target, &"--prefix", &"p/", &"--in-flight", &"1"]).await.with_code(0);
     assert_same(&tree, &read(&target));
 }
@@ -225,7 +225,7 @@ async fn keys_never_lead_out_of_the_directory() {
     }
     let target = dir.path().join("target");
     fs::create_dir(&target).unwrap();
-    // A link that was planted in the target leads nowhere either.
+    // A link that was planted in the target is not followed either.
     kv(&[&"put", address, &"link/below", &"x"]).await.with_code(0);
     symlink("..", target.join("link")).unwrap();
 
@@ -240,7 +240,7 @@ async fn keys_never_lead_out_of_the_directory() {
     }
     let conflict = "error: file: cannot be a file: other keys need the directory `file/`";
     assert!(lines.contains(&conflict), "{exported:?}");
-    let link = "error: link/below: `link` is a file or a symbolic link there, and no directory";
+    let link = "error: link/below: `link` is a file or a symbolic link, not a directory";
     assert!(lines.contains(&link), "{exported:?}");
     assert_eq!(lines.last(), Some(&"error: 9 entries failed, see above"));
 
@@ -251,7 +251,7 @@ async fn keys_never_lead_out_of_the_directory() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_a_key_is_named_and_the_rest_is_stored() {
+async fn invalid_keys_are_named_others_stored() {
     let server = serve(&[&shm_name("odd")], &[]).await;
     let address = &server.addresses()[0];
     let dir = Scratch::new();
@@ -298,14 +298,14 @@ async fn failures_say_what_where_and_what_to_do() {
 }
 
 #[tokio::test]
-async fn a_value_that_does_not_fit_the_disk_leaves_the_old_file() {
+async fn a_full_disk_keeps_the_old_file() {
     let server = serve(&[&shm_name("disk")], &[]).await;
     let address = &server.addresses()[0];
     let (from, at) = (Scratch::new(), Scratch::new());
     let value = from.path().join("value");
     fs::write(&value, vec![7; 2 << 20]).unwrap();
     kv(&[&"put", address, &"k", &"--file", &value]).await.with_code(0);
-    // A file system of 1 MiB that nobody else sees.
+    // A file system of 1 MiB that is private to the test.
     let script =
         "mount -t tmpfs -o size=1m none \"$1\" && cd \"$1\" && printf old > file || exit 99
         \"$0\" get \"$2\" k -o file; code=$?; ls -A; cat file; exit $code";
@@ -319,7 +319,7 @@ async fn a_value_that_does_not_fit_the_disk_leaves_the_old_file() {
 }
 
 #[tokio::test]
-async fn a_long_key_is_not_echoed_whole_and_versions_are_told() {
+async fn a_long_key_is_not_echoed_whole() {
     let server = serve(&[&shm_name("long-key")], &[]).await;
     let long = "x".repeat(20_000);
     let refused = kv(&[&"get", &server.addresses()[0], &long]).await.with_code(1);
@@ -341,10 +341,11 @@ async fn a_server_ends_in_order_at_sigterm() {
     assert!(stderr.ends_with("stopped after 1 request, with 1 key (2 B)\n"), "{stderr}");
 }
 
-/// One of them had an option that does not exist.
+/// A regression: one of them had an option that does not exist.
 #[tokio::test]
 async fn the_commands_of_the_readme_work() {
-    let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/kv/README.md");
+    let readme = fs::read_to_string(path).unwrap();
     let commands = readme.lines().filter_map(|line| {
         let line = line.strip_prefix("./target/release/examples/kv ")?;
         Some(line.split('#').next().unwrap().trim_end_matches([' ', '&']))
@@ -373,7 +374,7 @@ async fn the_commands_of_the_readme_work() {
             })
             .collect();
         if words[0] == "watch" {
-            // To its first change: the command of the README goes on until it is stopped.
+            // Until its first change: the command of the README runs until it is stopped.
             let until: [&dyn AsRef<OsStr>; 2] = [&"-n", &"1"];
             let arguments = arguments.iter().chain(&until).map(|argument| argument.as_ref());
             watching = Some(tokio::spawn(run(command("kv", arguments))));

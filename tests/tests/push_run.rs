@@ -47,21 +47,21 @@ async fn tells_its_readers(address: &str) {
     assert_eq!(subscribed, ["Ada reads", "Bob reads"]);
 
     let second = run(command("push", ["read", address, "Ada"])).await.with_code(1);
-    let taken =
-        "error: another reader is called Ada: take another name, or end that one; if it has gone";
+    let taken = "error: another reader is called Ada: choose another name, or stop that reader; if it is \
+         gone";
     assert!(second.stderr.starts_with(taken), "{}", second.stderr);
 
     server.write("rain").await;
     assert_eq!((ada.line().await, bob.line().await), ("rain".into(), "rain".into()));
-    assert_eq!(server.line().await, "told 2");
+    assert_eq!(server.line().await, "sent to 2");
 
     bob.child.kill().await.expect("it lives");
-    // Whether the server has noticed yet or not: Bob is not counted, and Ada is told.
+    // Whether or not the server has noticed yet: Bob is not counted, and Ada is notified.
     server.write("sun").await;
     assert_eq!(ada.line().await, "sun");
-    assert_eq!(server.line().await, "told 1");
+    assert_eq!(server.line().await, "sent to 1");
 
-    // His name is free again, for who comes next.
+    // His name is free again for the next reader.
     let mut bob = Program::start(&["read", address, "Bob"]);
     assert_eq!(bob.line().await, "reading as Bob");
     assert_eq!(server.line().await, "Bob reads");
@@ -69,12 +69,12 @@ async fn tells_its_readers(address: &str) {
     assert_eq!((ada.line().await, bob.line().await), ("wind".into(), "wind".into()));
 
     drop(server.stdin.take());
-    assert_eq!(server.line().await, "told 2");
+    assert_eq!(server.line().await, "sent to 2");
     let ended = tokio::time::timeout(LIMIT, server.child.wait()).await.expect("it is stuck");
     assert!(ended.expect("it is ours").success());
 }
 
-/// Regression: the next article waited until the last one had been read by all, or forgotten.
+/// A regression: the next article waited until the last one had been read by all, or forgotten.
 #[tokio::test]
 async fn a_reader_that_hangs_holds_up_nobody_else() {
     let mut server = Program::start(&["serve", "tcp://127.0.0.1:0", "--patience", "3600"]);
@@ -93,7 +93,7 @@ async fn a_reader_that_hangs_holds_up_nobody_else() {
     let told = [server.line().await, server.line().await];
     assert_eq!(told.map(|line| line.ends_with(" reads")), [true; 2]);
     for _ in 0..3 {
-        assert_eq!(server.line().await, "told 1");
+        assert_eq!(server.line().await, "sent to 1");
     }
 }
 
@@ -107,9 +107,9 @@ async fn a_server_tells_its_readers_over_tcp() {
     tells_its_readers("tcp://127.0.0.1:0").await;
 }
 
-/// It said nothing, for as long as there was no server.
+/// A regression: it printed nothing for as long as there was no server.
 #[tokio::test]
-async fn a_reader_says_what_it_waits_for_and_reads_once_the_server_is_there() {
+async fn a_reader_waits_for_its_server() {
     let address = format!("shm://push-late-{}", std::process::id());
     let mut waits = command("push", ["read", &address, "Ada"]);
     let mut reader = waits.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -123,7 +123,7 @@ async fn a_reader_says_what_it_waits_for_and_reads_once_the_server_is_there() {
 }
 
 #[tokio::test]
-async fn wrong_usage_is_an_exit_status_of_its_own() {
+async fn wrong_usage_has_its_exit_status() {
     for arguments in [&["serve", "bogus"][..], &["read", "mem://x", "Ada"], &["read"]] {
         let ended = run(command("push", arguments)).await.with_code(2);
         assert!(ended.stderr.starts_with("error: "), "{}", ended.stderr);

@@ -1,4 +1,4 @@
-//! Every shape of argument and result there and back, over `mem://`, with every codec.
+//! Every shape of argument and result in both directions, over `mem://`, with every codec.
 #![allow(missing_docs, clippy::unwrap_used, reason = "the services here are examples")]
 
 use std::borrow::Cow;

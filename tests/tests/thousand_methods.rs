@@ -85,7 +85,7 @@ service! {
     m992 m993 m994 m995 m996 m997 m998 m999
 }
 
-// That it compiles is most of the test: the ids are compared at compile time.
+// Most of the test is that it compiles: the ids are compared at compile time.
 #[test]
 fn a_service_has_a_thousand_methods() {
     let descriptor = LargeServer::new(Same).descriptor();

@@ -1,4 +1,4 @@
-//! What the macro says about mistakes: one file for each, in `ui/`, named after it.
+//! The macro's errors for mistakes: one file for each, in `ui/`, named after it.
 
 #[test]
 fn mistakes_are_named_where_they_are_made() {

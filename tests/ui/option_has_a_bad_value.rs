@@ -15,4 +15,14 @@ pub trait Quoted {
     async fn a(&self);
 }
 
+#[rpc_core::service(client = "Caller")]
+pub trait QuotedClient {
+    async fn a(&self);
+}
+
+#[rpc_core::service(blocking_client = true)]
+pub trait TwoClients {
+    async fn a(&self);
+}
+
 fn main() {}

@@ -1,8 +1,8 @@
-//! Virtual time, for whatever takes the time as an argument.
+//! Virtual time, for code that takes the time as an argument.
 
 use std::time::{Duration, Instant};
 
-/// A clock that stands still until it is told to go on. It never goes back.
+/// A clock that stands still until a test advances it. It never goes back.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock(Instant);
 
@@ -25,7 +25,7 @@ impl Clock {
         self.0 += by;
     }
 
-    /// Lets time pass until then, if that is not over yet.
+    /// Lets time pass until `then`, unless that has passed already.
     pub fn advance_to(&mut self, then: Instant) {
         self.0 = self.0.max(then);
     }

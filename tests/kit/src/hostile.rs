@@ -4,9 +4,9 @@
 //! |---|---|
 //! | `tcp` | set-up messages and frames on a byte stream |
 //! | `shm` | set-up messages with files, and a ring in memory that both sides map |
-//! | `frames` | what the link and the session say, whatever carries it |
+//! | `frames` | frames of the link and the session, over any wire |
 //!
-//! The numbers stand here a second time on purpose (`docs/wire-format.md`).
+//! The numbers are repeated here on purpose (`docs/wire-format.md`).
 
 pub mod frames;
 pub mod shm;
@@ -18,19 +18,19 @@ pub mod op {
     pub const SEND: u8 = 1;
     /// Part of a WRITE through the target's engine.
     pub const WRITE: u8 = 2;
-    /// A WRITE_WITH_IMM whose bytes lie there already.
+    /// A WRITE_WITH_IMM whose bytes have already been written.
     pub const PLACED: u8 = 3;
-    /// Asks for bytes.
+    /// Requests bytes.
     pub const READ_REQUEST: u8 = 4;
-    /// Brings them.
+    /// Carries the requested bytes.
     pub const READ_RESPONSE: u8 = 5;
-    /// Asks for a region's file.
+    /// Requests a region's file.
     pub const MAP_REQUEST: u8 = 6;
-    /// Says that it has been passed.
+    /// Reports that the file has been passed.
     pub const MAP_ANSWER: u8 = 7;
     /// Carries nothing but the acknowledgement.
     pub const ACK: u8 = 8;
-    /// Refuses the packet behind those acknowledged.
+    /// Refuses the packet after the acknowledged ones.
     pub const NAK: u8 = 9;
     /// Carries nothing: asks for an acknowledgement.
     pub const PROBE: u8 = 10;
@@ -40,7 +40,7 @@ pub mod op {
     pub const LAST: u8 = 2;
     /// Both.
     pub const WHOLE: u8 = FIRST | LAST;
-    /// Wants to be acknowledged.
+    /// Requests an acknowledgement.
     pub const WANTS_ACK: u8 = 8;
 }
 
@@ -52,9 +52,9 @@ pub mod kind {
     pub const REPLY: u8 = 2;
     /// The device refuses; a text follows.
     pub const REFUSE: u8 = 4;
-    /// Asks something ahead of a connection (tcp).
+    /// Asks a question before a connection (tcp).
     pub const PROBE: u8 = 5;
-    /// Answers that.
+    /// Answers that question.
     pub const ANSWER: u8 = 6;
 }
 

@@ -1,17 +1,20 @@
-//! What the tests of all crates share.
+//! Helpers shared by the tests of all crates.
 //!
 //! | module | idea |
 //! |---|---|
 //! | `rng` | random numbers from a seed that a failure prints, or from the bytes of a fuzzer |
-//! | `watchdog` | a hard end for a test that is stuck |
-//! | `clock` | time that passes when the test says so |
+//! | `watchdog` | a hard time limit for a test that hangs |
+//! | `clock` | time that passes when the test advances it |
+//! | `sandbox` | system calls that are refused to a thread |
 //! | `hostile` | peers that speak the wires byte by byte, and lie |
 //!
-//! Knows none of the crates under test: a peer that shared their code would share their mistakes.
+//! Depends on none of the crates under test: a peer that shared their code would share their
+//! mistakes.
 
 mod clock;
 pub mod hostile;
 mod rng;
+pub mod sandbox;
 mod watchdog;
 
 pub use self::clock::Clock;

@@ -1,8 +1,8 @@
 //! Random numbers of tests.
 //!
 //! From a seed (SplitMix64: small, and every seed is a good one), which a failure prints. Or from
-//! the bytes of a fuzzer, so that a model which draws its operations is driven by them: each draw
-//! takes as few bytes as it needs, and what is drawn behind the last byte follows from all of them.
+//! the bytes of a fuzzer, so that a fuzzer can drive a model that draws its operations: each draw
+//! takes as few bytes as it needs, and draws after the last byte are derived from all of them.
 
 use std::hash::{DefaultHasher, Hasher};
 
@@ -15,13 +15,13 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// Everything that it gives follows from the seed.
+    /// All output is derived from the seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self { state: seed, bytes: Vec::new() }
     }
 
-    /// Everything that it gives follows from the bytes.
+    /// All output is derived from the bytes.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Self {
         let mut hash = DefaultHasher::new();
@@ -29,7 +29,7 @@ impl Rng {
         Self { state: hash.finish(), bytes: bytes.iter().rev().copied().collect() }
     }
 
-    /// Whether bytes are left that nothing was drawn from.
+    /// Whether there are bytes that no draw has used yet.
     #[must_use]
     pub fn has_bytes(&self) -> bool {
         !self.bytes.is_empty()
@@ -51,7 +51,7 @@ impl Rng {
     /// From 0 to `bound - 1`.
     ///
     /// # Panics
-    /// When that is no number.
+    /// When `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         match bound {
             1 => 0,
@@ -61,15 +61,15 @@ impl Rng {
         }
     }
 
-    /// An index into so many things.
+    /// An index below `len`.
     ///
     /// # Panics
-    /// When there is none.
+    /// When `len` is 0.
     pub fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.below(len as u64)).expect("below a usize")
     }
 
-    /// True in so many of a hundred cases.
+    /// True in `percent` of a hundred cases.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
@@ -77,7 +77,7 @@ impl Rng {
     /// One of these.
     ///
     /// # Panics
-    /// When there is none.
+    /// When there are none.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.index(from.len())]
     }
@@ -87,7 +87,7 @@ impl Rng {
         self.below(256).to_le_bytes()[0]
     }
 
-    /// So many bytes.
+    /// `len` bytes.
     #[must_use]
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         (0..len).map(|_| self.byte()).collect()
@@ -121,17 +121,17 @@ impl Drop for PrintSeed {
 /// A number from the environment.
 ///
 /// # Panics
-/// When it is set to something else.
+/// When the variable holds anything else.
 #[must_use]
 pub fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().expect("a number"))
 }
 
-/// Runs `body` for many seeds from `base` on, or for the one that `MODEL_SEED` names;
-/// `MODEL_RUNS` overrides how many.
+/// Runs `body` for `runs` seeds from `base` on, or for the one in `MODEL_SEED`; `MODEL_RUNS`
+/// overrides the number.
 ///
 /// # Panics
-/// When `body` does, having printed the seed.
+/// When `body` does, after printing the seed.
 pub fn for_seeds(base: u64, runs: u64, mut body: impl FnMut(&mut Rng)) {
     let mut run = |seed| {
         let _print = PrintSeed(seed);
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_drawn_one_by_one_and_then_a_sequence_that_follows_from_them() {
+    fn bytes_are_drawn_before_a_derived_sequence() {
         let mut rng = Rng::from_bytes(&[7, 1, 2, 9]);
         assert_eq!((rng.below(4), rng.below(0x1_0000), rng.below(1)), (3, 0x0102, 0));
         assert!(rng.has_bytes());

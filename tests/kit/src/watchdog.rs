@@ -1,4 +1,4 @@
-//! A hard end: a test that is stuck ends its process, whatever its threads wait for.
+//! A hard time limit: ends the process of a test that hangs, whatever its threads wait for.
 
 use std::io::{self, Write};
 use std::sync::mpsc;
@@ -12,8 +12,8 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Time for a test, unless it says otherwise. Met only by what is stuck: the busiest test takes 20 s on a
-    /// quiet machine, and machines that do a dozen other things were seen.
+    /// Default time limit of a test. Only a test that hangs reaches it: the busiest test takes 20 s
+    /// on a quiet machine, and machines running a dozen other jobs were seen.
     pub const LIMIT: Duration = Duration::from_secs(240);
 
     /// Guards a test of this name for [`Watchdog::LIMIT`].
@@ -38,7 +38,7 @@ impl Watchdog {
         let (alive, ended) = mpsc::channel::<()>();
         let watch = move || {
             if ended.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
-                // What `eprintln` says would be kept for the end of the test, which does not come.
+                // `eprintln` would be buffered until the end of the test, which never comes.
                 let _ = writeln!(
                     io::stderr(),
                     "{test} is stuck: no end within {limit:?}, ending the process"

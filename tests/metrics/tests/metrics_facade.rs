@@ -1,4 +1,4 @@
-//! Numbers through the facade of the crate `metrics`.
+//! Metrics through the facade of the crate `metrics`.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 #![allow(missing_docs, unreachable_pub, reason = "the service here is an example")]
 
@@ -62,7 +62,7 @@ impl Kept {
         Arc::clone(self.values.lock().entry(name).or_default())
     }
 
-    /// What a counter says.
+    /// The value of a counter.
     fn count(&self, name: &str) -> Option<u64> {
         self.values.lock().get(name).map(|it| it.load(Ordering::Relaxed))
     }
@@ -111,7 +111,7 @@ async fn what_is_counted_is_published(address: &str) {
             shop.good().await.unwrap();
         }
         shop.bad().await.unwrap_err();
-        // The server counts its calls beside the answers.
+        // The server counts its calls concurrently with the answers.
         let good = "rpc.server.call.duration method=Shop.good zone=north";
         let bad = "rpc.server.call.ended method=Shop.bad code=NotFound zone=north";
         loop {
@@ -122,7 +122,7 @@ async fn what_is_counted_is_published(address: &str) {
             }
             tokio::task::yield_now().await;
         }
-        // Nothing has happened since: nothing changes.
+        // Nothing has happened since, so nothing changes.
         let registered = kept.registered.load(Ordering::Relaxed);
         publish();
         assert_eq!(kept.registered.load(Ordering::Relaxed), registered, "handles are held");

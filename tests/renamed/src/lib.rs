@@ -1,4 +1,4 @@
-//! A service whose framework has another name here. That it compiles is the test.
+//! A service in a crate that renames the framework. The test is that it compiles.
 
 use wire::bytes::Bytes;
 use wire::serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use wire::serde::{Deserialize, Serialize};
 #[serde(crate = "wire::serde")]
 pub struct Full;
 
-/// What may be stored behind an alias.
+/// A stored value behind an alias.
 pub type Stored = Result<Bytes, Full>;
 
 /// Every kind of method.
@@ -28,7 +28,7 @@ pub trait Renamed {
     /// Through an alias.
     #[rpc(result)]
     async fn stored(&self) -> Stored;
-    /// With a body.
+    /// With a default body.
     async fn nothing(&self) {
         self.get("").await;
     }

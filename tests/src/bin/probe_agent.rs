@@ -1,5 +1,5 @@
 //! Runs programs for the end-to-end tests of another machine (`tests::agent`). Takes the address to
-//! listen at; says `READY address`, then serves until it is killed.
+//! listen at; prints `READY address`, then serves until it is killed.
 
 use tests::process::{self, READY};
 use tokio::net::TcpListener;

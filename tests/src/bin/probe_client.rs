@@ -1,4 +1,4 @@
-//! A client process of the end-to-end tests. Says `READY`, then what its role has to say, then
+//! A client process of the end-to-end tests. Prints `READY`, then the output of its role, then
 //! waits for its stdin to end.
 
 use std::process::ExitCode;
@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use rpc_core::client::resolve::StaticList;
-use rpc_core::{CloseCause, LinkConfig, PollMode, stream};
+use rpc_core::transport::CloseCause;
+use rpc_core::{LinkConfig, PollMode, stream};
 use tests::flow::FlowClient;
 use tests::ledger::LedgerClient;
 use tests::limit::{paced, patient_channel};
@@ -30,26 +31,26 @@ struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Role {
-    /// Starts calls that never end by themselves.
+    /// Starts calls that never complete.
     Hold { tag: u64, count: u64 },
-    /// Starts calls whose replies are that long when the gate is opened; says `ENDED` when it has
+    /// Starts calls with replies of this length when the gate is opened; prints `ENDED` when it has
     /// all outcomes.
     HoldZeros { tag: u64, count: u64, bytes: u64 },
     /// Connects and does nothing.
     Idle { count: u64, poll_mode: String },
-    /// Connects, calls and closes, again and again; says `RESOURCES fds rss mappings tasks` after
+    /// Connects, calls and closes, again and again; prints `RESOURCES fds rss mappings tasks` after
     /// the first `warm_up` times, and at the end.
     Cycle { warm_up: u64, count: u64 },
-    /// Calls on many channels at once; says `DONE calls`.
+    /// Calls on many channels at once; prints `DONE calls`.
     Many { channels: u64, calls: u64 },
-    /// Sends a stream that never ends; says `READY` when the server has taken some of it.
+    /// Sends a stream that never ends; prints `READY` when the server has read some of it.
     Upload { tag: u64 },
-    /// Calls the ledgers at all of the addresses until it gets the command `stop`, with ids of its own;
-    /// says `ADVANCED` after some calls for each command `advance`, in the end `BOOKED` with the number
-    /// of calls that have failed and the ids of those that were booked.
+    /// Calls the ledgers at all of the addresses until the command `stop`, with ids of its own.
+    /// Prints `ADVANCED` after some calls for each command `advance`, and finally `BOOKED` with the
+    /// number of failed calls and the ids of booked ones.
     Load { number: u64, others: Vec<String> },
-    /// Connects and calls once for each command `call`; says `STARTED`, then `ENDED code`, `RULE` and
-    /// the rule that the server has broken, `STATUS` and the status.
+    /// Connects and calls once for each command `call`; prints `STARTED`, then `ENDED code`, `RULE`
+    /// and the rule that the server has broken, `STATUS` and the status.
     Victim,
 }
 
@@ -62,7 +63,7 @@ async fn main() -> ExitCode {
     process::obey(move |line| {
         let known = [CALL, ADVANCE, STOP].into_iter().find(|known| *known == line);
         let known = known.unwrap_or_else(|| panic!("unknown command `{line}`"));
-        // Without anybody who takes commands the process is ending.
+        // If nobody takes commands any more, the process is ending.
         let _ = command.send(known);
     });
     match role {
@@ -85,7 +86,7 @@ async fn main() -> ExitCode {
         Role::Load { number, others } => under_load(&address, number, &others, commands).await,
         Role::Victim => victim(&address, commands).await,
     }
-    // The thread that listens to stdin ends the process.
+    // The thread that reads stdin ends the process.
     std::future::pending().await
 }
 
@@ -94,9 +95,9 @@ async fn connect(address: &str) -> ProbeClient {
 }
 
 async fn connect_with(address: &str, mode: PollMode) -> ProbeClient {
-    // A crowd at an emulated machine takes its time, also to answer a ping.
+    // A crowd on an emulated machine is slow, even to answer a ping.
     let link = LinkConfig::default().keep_alive_timeout(paced(Duration::from_secs(5)));
-    // A test that loses one wants to see that.
+    // A test that loses a connection must notice.
     let builder = tests::device::channel().poll_mode(mode).link(link).reconnect(None);
     let channel = builder.connect_timeout(Duration::from_secs(60)).connect(address).await;
     ProbeClient::new(channel.unwrap_or_else(|error| panic!("{error}")))
@@ -126,7 +127,7 @@ async fn upload(address: &str, tag: u64) {
     let mut sent = 0;
     let rows = stream::iter(std::iter::repeat_with(move || {
         sent += 1;
-        // More than fit a window that nobody reads.
+        // More than fits a window that nobody reads.
         if sent == 100 {
             process::say(READY, "");
         }
@@ -159,8 +160,8 @@ async fn cycle(address: &str, count: u64) {
     }
 }
 
-/// Says what this process holds, once its drivers have ended: they do so by themselves after their
-/// channels were dropped, and nothing else runs here.
+/// Prints what this process holds, once its drivers have ended: they end after their channels were
+/// dropped, and nothing else runs here.
 async fn say_resources() {
     let mut resources = resources::of_this_process();
     for _ in 0..100_000 {

@@ -1,14 +1,15 @@
 //! A server process of the end-to-end tests.
 //!
-//! Says `READY address` for each address, then `STOPPED` when `serve` has returned; ends with its
-//! stdin. Commands: `shutdown`, `open TAG`. SIGTERM is a `shutdown` too.
+//! Prints `READY address` for each address, then `STOPPED` when `serve` has returned; ends with its
+//! stdin. Commands: `shutdown`, `open TAG`. SIGTERM and SIGINT have the effect of `shutdown` too.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
-use rpc_core::{Isolation, LinkConfig, PollMode, Server};
+use rpc_core::transport::Isolation;
+use rpc_core::{LinkConfig, PollMode, Server};
 use tests::chain::{Chain, OrdersServer, PassageServer, ShopServer, StockServer};
 use tests::changed;
 use tests::flow::{FlowServer, FlowService};
@@ -20,7 +21,6 @@ use tests::raw::RawService;
 use tests::resources;
 use tests::service::ProbeService;
 use tests::versions::{OldLedger, old};
-use tokio::signal::unix::{SignalKind, signal};
 
 #[derive(Debug, Parser)]
 struct Options {
@@ -44,13 +44,16 @@ struct Options {
     queued_bytes: Option<u64>,
     #[arg(long)]
     memory_budget: Option<u64>,
-    /// Files that this process may have open; as many as the system allows without.
+    /// Most open files of this process; default: the system's limit.
     #[arg(long)]
     open_files: Option<u64>,
-    /// Address space that this process may take, bytes.
+    /// Most address space of this process, bytes.
     #[arg(long)]
     address_space: Option<u64>,
-    /// The file of the ledger, which there is none of without.
+    /// Largest file and shared memory of this process, bytes.
+    #[arg(long)]
+    file_size: Option<u64>,
+    /// The file of the ledger; without it there is no ledger.
     #[arg(long)]
     ledger: Option<PathBuf>,
     /// A protection domain for each connection.
@@ -58,7 +61,7 @@ struct Options {
     isolated: bool,
     #[arg(long)]
     keep_alive_ms: Option<u64>,
-    /// As long as `--keep-alive-ms`, if not given.
+    /// Default: the value of `--keep-alive-ms`.
     #[arg(long, requires = "keep_alive_ms")]
     keep_alive_timeout_ms: Option<u64>,
     #[arg(long)]
@@ -81,6 +84,9 @@ fn main() {
     if let Some(bytes) = options.address_space {
         resources::limit_address_space(bytes);
     }
+    if let Some(bytes) = options.file_size {
+        resources::limit_file_size(bytes);
+    }
     let runtime = match options.workers {
         0 => tokio::runtime::Builder::new_current_thread().enable_all().build(),
         workers => {
@@ -99,13 +105,10 @@ async fn serve(options: Options) {
         Some((OPEN, tag)) => journal.open(tag.parse().expect("a number")),
         _ => panic!("unknown command `{command}`"),
     });
-    let mut terminate = signal(SignalKind::terminate()).expect("a signal can be waited for");
+    let terminated = rpc_core::signal::shutdown();
     for address in server.local_addresses() {
         process::say(READY, address);
     }
-    let terminated = async move {
-        terminate.recv().await;
-    };
     match server.serve_until(terminated).await {
         Ok(()) => process::say(STOPPED, "ok"),
         Err(error) => process::say(STOPPED, error),

@@ -1,4 +1,4 @@
-//! Mistakes of whoever configures: each error says what is wrong, where, and what to do.
+//! Configuration mistakes: each error names the mistake, its place, and the remedy.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ on_every_scheme! {
 }
 
 between_processes! {
-    an_address_in_use_by_another_process_is_named,
+    an_address_in_use_elsewhere_is_named,
     a_full_server_says_so,
 }
 
@@ -54,7 +54,7 @@ fn bad_links() -> Vec<(LinkConfig, &'static [&'static str])> {
 }
 
 #[test]
-fn a_bad_link_configuration_is_named_by_client_and_server() {
+fn both_ends_name_bad_link_settings() {
     limit::run(async {
         let world = World::start(SERVER, Scheme::Mem).await;
         for (link, words) in bad_links() {
@@ -82,13 +82,13 @@ fn bad_server_configurations_are_named() {
             .bind(&address)
             .await;
         check(&twice.expect_err("two of one name"), &["Probe.", "once", "#[rpc(name"]);
-        // Nothing was opened by the failed ones.
+        // The failed attempts opened nothing.
         drop(bind(&address).await.expect("the address is free"));
     });
 }
 
 #[test]
-fn bad_addresses_are_named_with_what_would_be_right() {
+fn bad_addresses_are_named_with_advice() {
     limit::run(async {
         let long = format!("shm://{}", "x".repeat(200));
         let cases: [(&str, &[&str]); 9] = [
@@ -124,12 +124,12 @@ async fn an_address_in_use_is_named(scheme: Scheme) {
     drop(bind(&address).await.expect("it is free again"));
 }
 
-async fn an_address_in_use_by_another_process_is_named(scheme: Scheme) {
+async fn an_address_in_use_elsewhere_is_named(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let error = bind(&world.address).await.expect_err("it is taken");
     assert!(matches!(error, ListenError::InUse { .. }), "{error:?}");
     check(&error, &[&world.address, "in use"]);
-    // The attempt has not disturbed who was there.
+    // The attempt has not disturbed the existing server.
     assert_eq!(world.client().await.add(1, 1).await, Ok(2));
 }
 
@@ -148,7 +148,7 @@ fn places_where_no_server_can_be_are_named() {
         let missing = "shm:///nonexistent-directory/socket";
         check(&bind(missing).await.expect_err("no directory"), &[missing]);
         check(&Channel::connect(missing).await.expect_err("no directory"), &[missing]);
-        // A file that is no socket is somebody's, and stays.
+        // A file that is not a socket belongs to somebody, and stays.
         let path = std::env::temp_dir().join(format!("rpc-e2e-file-{}", std::process::id()));
         std::fs::write(&path, "mine").expect("a file");
         let address = format!("shm://{}", path.display());
@@ -157,7 +157,7 @@ fn places_where_no_server_can_be_are_named() {
         check(&Channel::connect(&address).await.expect_err("no socket"), &[&address]);
         assert_eq!(std::fs::read_to_string(&path).expect("it is still there"), "mine");
         std::fs::remove_file(&path).expect("removed");
-        // A host that cannot be.
+        // A host that cannot exist.
         let nowhere = "tcp://no-such-host.invalid:1";
         check(&Channel::connect(nowhere).await.expect_err("no such host"), &[nowhere]);
         let not_here = "tcp://192.0.2.1:7471";
@@ -167,11 +167,11 @@ fn places_where_no_server_can_be_are_named() {
 
 #[cfg(feature = "verbs")]
 #[test]
-fn places_where_no_rdma_peer_can_be_are_named() {
+fn impossible_rdma_addresses_are_named() {
     limit::run(async {
         let not_ours = "rdma://192.0.2.1:7471";
         check(&bind(not_ours).await.expect_err("not our address"), &[not_ours]);
-        // No route leads there, no name, and no device.
+        // No route, name or device leads there.
         for nowhere in [not_ours, "rdma://no-such-host.invalid:7471", "rdma://127.0.0.1:7471"] {
             let error = Channel::connect(nowhere).await.expect_err("nobody is there");
             assert!(matches!(error, ConnectError::Unreachable { .. }), "{error:?}");
@@ -182,7 +182,7 @@ fn places_where_no_rdma_peer_can_be_are_named() {
 
 #[cfg(not(feature = "verbs"))]
 #[test]
-fn rdma_without_the_feature_says_how_to_get_it() {
+fn rdma_without_the_feature_gives_advice() {
     limit::run(async {
         let words = ["rdma://", "not available", "--features verbs", "libibverbs-dev", "tcp://"];
         let error = Channel::connect("rdma://127.0.0.1:7471").await.expect_err("no verbs");
@@ -203,7 +203,7 @@ async fn a_full_server_says_so(scheme: Scheme) {
     for client in &clients {
         assert_eq!(client.add(1, 1).await, Ok(2));
     }
-    // A place becomes free; how soon is the server's business.
+    // A place becomes free at a time that the server decides.
     drop(clients);
     let again = loop {
         match Channel::connect(&world.address).await {
@@ -236,7 +236,7 @@ fn a_port_that_speaks_something_else_is_named() {
 }
 
 #[test]
-fn a_port_that_never_answers_is_given_up_on() {
+fn a_silent_port_times_out() {
     limit::run(async {
         for scheme in ["tcp", "auto"] {
             let port = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");

@@ -1,5 +1,5 @@
-//! Calls in both directions of a connection: handlers that call their callers, services that clients
-//! serve, and what ends them.
+//! Calls in both directions of a connection: handlers that call their callers, services of clients,
+//! and how they end.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use parking_lot::Mutex;
+use rpc_core::client::ConnectionHandle;
 use rpc_core::stream::Stream;
+use rpc_core::transport::FaultPlan;
 use rpc_core::{
-    Bulk, Channel, ChannelBuilder, Code, ConnectionHandle, Context, FaultPlan, ListenError,
-    PollMode, ServerBuilder, ShutdownHandle, Status,
+    Bulk, Channel, ChannelBuilder, Code, Context, ListenError, PollMode, ServerBuilder,
+    ShutdownHandle, Status,
 };
 use tests::limit::patient_channel;
 use tests::scheme::Scheme;
@@ -23,13 +25,13 @@ on_every_device! {
     payloads_and_streams_go_both_ways,
     a_connection_that_was_kept_is_called_later,
     a_client_that_serves_nothing_is_not_called,
-    what_ends_a_call_ends_the_calls_made_for_it,
+    ending_a_call_ends_its_nested_calls,
     nested_calls_inherit_the_deadline_of_their_caller,
-    handlers_of_both_ends_call_each_other_at_once,
-    calls_back_and_forth_without_end_end_with_their_deadline,
+    both_ends_handlers_call_each_other,
+    endless_mutual_calls_end_at_the_deadline,
     a_channel_serves_again_on_its_next_connection,
     a_draining_server_lets_its_own_calls_end,
-    a_client_that_is_gone_ends_the_calls_to_it,
+    a_lost_client_ends_calls_to_it,
     services_go_with_their_channel,
     both_ways_on_a_faulty_device,
     what_a_client_serves_is_counted,
@@ -38,12 +40,12 @@ on_every_device! {
 
 #[rpc_core::service]
 trait Desk {
-    /// Gives what the caller makes of it.
+    /// Returns the caller's result.
     async fn doubled(&self, number: u32) -> Result<u32, Status>;
-    /// Calls what never answers.
+    /// Makes a call that is never answered.
     async fn hold_caller(&self) -> Result<(), Status>;
     async fn remaining_at_caller(&self) -> Result<Option<u64>, Status>;
-    /// Has the caller call again.
+    /// Makes the caller call again.
     async fn back_and_forth(&self, deep: u32) -> Result<u32, Status>;
     async fn sum_of_caller(&self, to: u32) -> Result<u64, Status>;
     async fn lengths_at_caller(&self, bytes: Bulk) -> Result<Bulk, Status>;
@@ -102,7 +104,7 @@ impl Desk for Clerk {
     }
 }
 
-/// What happens at a client.
+/// Events at a client.
 #[derive(Debug, PartialEq)]
 enum News {
     Held,
@@ -114,10 +116,10 @@ struct Handset {
     gate: Arc<Notify>,
 }
 
-/// Tells that a handler has been dropped.
-struct Tells<'a>(&'a UnboundedSender<News>);
+/// Reports that a handler has been dropped.
+struct ReportsDrop<'a>(&'a UnboundedSender<News>);
 
-impl Drop for Tells<'_> {
+impl Drop for ReportsDrop<'_> {
     fn drop(&mut self) {
         let _ = self.0.send(News::Dropped);
     }
@@ -132,7 +134,7 @@ impl Phone for Handset {
         2 * number
     }
     async fn hold(&self) {
-        let _tells = Tells(&self.news);
+        let _reports = ReportsDrop(&self.news);
         let _ = self.news.send(News::Held);
         pending().await
     }
@@ -156,13 +158,13 @@ impl Phone for Handset {
         futures::stream::iter(0..to)
     }
     async fn reversed(&self, bytes: Bulk) -> Bulk {
-        let mut bytes = bytes.to_vec();
+        let mut bytes = bytes.to_vec().expect("readable");
         bytes.reverse();
         Bulk::from(bytes)
     }
 }
 
-/// A server, and the connections that its clients have told it to keep.
+/// A server, and the connections that its clients asked it to keep.
 struct Office {
     address: String,
     kept: UnboundedReceiver<ConnectionHandle>,
@@ -229,7 +231,7 @@ async fn a_handler_calls_its_caller(scheme: Scheme) {
     for number in 0..50 {
         assert_eq!(line.desk.doubled(number).await.expect("answered"), 2 * number);
     }
-    // As deep as one likes, while there is room.
+    // Arbitrarily deep, while there is room.
     assert_eq!(line.desk.back_and_forth(20).await.expect("answered"), 20);
     line.desk.subscribe().await.expect("kept");
     line.desk.subscribe().await.expect("kept");
@@ -247,7 +249,7 @@ async fn payloads_and_streams_go_both_ways(scheme: Scheme) {
     let line = office.call().await;
     let bytes: Vec<u8> = (0..=255).cycle().take(3_000_000).collect();
     let back = line.desk.lengths_at_caller(Bulk::from(bytes.clone())).await.expect("answered");
-    assert!(back.to_vec().iter().eq(bytes.iter().rev()));
+    assert!(back.to_vec().expect("readable").iter().eq(bytes.iter().rev()));
     let sums = join_all((0..20).map(|_| line.desk.sum_of_caller(1000))).await;
     assert!(sums.into_iter().all(|sum| sum.expect("answered") == 499_500));
 }
@@ -268,7 +270,7 @@ async fn a_connection_that_was_kept_is_called_later(scheme: Scheme) {
     let status = status(phone.double(21).await);
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(status.is_retryable() && status.message().contains("the peer"), "{status}");
-    // A new channel is no better.
+    // A new channel does not help.
     drop((phone, channel));
     let status = self::status(PhoneClient::new(kept.channel()).double(21).await);
     assert_eq!(status.code(), Code::Unavailable, "{status}");
@@ -281,7 +283,7 @@ async fn a_client_that_serves_nothing_is_not_called(scheme: Scheme) {
     let status = status(desk.doubled(1).await);
     assert_eq!(status.code(), Code::Unimplemented, "{status}");
     assert!(status.message().contains("ChannelBuilder::serve"), "{status}");
-    // Who serves something else says what.
+    // A client that serves something else names it.
     let line = office
         .call_with(|_| patient_channel().serve(DeskServer::new(Clerk(unbounded_channel().0))))
         .await;
@@ -292,7 +294,7 @@ async fn a_client_that_serves_nothing_is_not_called(scheme: Scheme) {
     assert!(status.message().contains("Desk"), "{status}");
 }
 
-async fn what_ends_a_call_ends_the_calls_made_for_it(scheme: Scheme) {
+async fn ending_a_call_ends_its_nested_calls(scheme: Scheme) {
     let office = Office::open(scheme).await;
     let mut line = office.call().await;
     let call = line.desk.hold_caller().start();
@@ -313,13 +315,13 @@ async fn nested_calls_inherit_the_deadline_of_their_caller(scheme: Scheme) {
     let status = status(line.desk.hold_caller().timeout(Duration::from_millis(200)).await);
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
     assert_eq!(line.desk.doubled(1).await.expect("goes on"), 2);
-    // On a machine that is slow it may not have come to the caller in time.
+    // On a slow machine it may not have reached the caller in time.
     if line.news.try_recv().is_ok() {
         assert_eq!(line.news.recv().await, Some(News::Dropped));
     }
 }
 
-async fn handlers_of_both_ends_call_each_other_at_once(scheme: Scheme) {
+async fn both_ends_handlers_call_each_other(scheme: Scheme) {
     for (at_desk, at_phone) in [(1, 1), (2, 3), (5, 1)] {
         let few = |builder: ServerBuilder| builder.max_calls_per_connection(at_desk);
         let mut office = Office::open_at(&scheme.fresh_address(), few).await;
@@ -354,7 +356,7 @@ async fn handlers_of_both_ends_call_each_other_at_once(scheme: Scheme) {
     }
 }
 
-async fn calls_back_and_forth_without_end_end_with_their_deadline(scheme: Scheme) {
+async fn endless_mutual_calls_end_at_the_deadline(scheme: Scheme) {
     let few = |builder: ServerBuilder| builder.max_calls_per_connection(4);
     let office = Office::open_at(&scheme.fresh_address(), few).await;
     let line = office.call().await;
@@ -372,7 +374,7 @@ async fn a_channel_serves_again_on_its_next_connection(scheme: Scheme) {
     office.serving.abort();
     assert!(office.serving.await.is_err());
     line.channel.closed().await;
-    // Tasks of the server that was aborted may still be on their way out.
+    // Tasks of the aborted server may still be ending.
     let mut office = loop {
         match Office::try_open_at(&office.address, |builder| builder).await {
             Ok(office) => break office,
@@ -395,7 +397,7 @@ async fn a_draining_server_lets_its_own_calls_end(scheme: Scheme) {
     let call = phone.wait_for_gate().start();
     assert_eq!(line.news.recv().await, Some(News::Held));
     office.shutdown.shutdown();
-    // The client learns of it.
+    // The client is notified.
     let refused = loop {
         if let Err(status) = line.desk.add(1, 1).await {
             break status;
@@ -403,7 +405,7 @@ async fn a_draining_server_lets_its_own_calls_end(scheme: Scheme) {
     };
     assert_eq!(refused.code(), Code::Unavailable, "{refused}");
     assert!(kept.is_draining());
-    // And is called still.
+    // And it still receives calls.
     assert_eq!(phone.double(4).await, Ok(8));
     assert!(!office.serving.is_finished());
     line.gate.notify_one();
@@ -411,7 +413,7 @@ async fn a_draining_server_lets_its_own_calls_end(scheme: Scheme) {
     office.serving.await.expect("it has drained");
 }
 
-async fn a_client_that_is_gone_ends_the_calls_to_it(scheme: Scheme) {
+async fn a_lost_client_ends_calls_to_it(scheme: Scheme) {
     let mut office = Office::open(scheme).await;
     let mut line = office.call().await;
     line.desk.subscribe().await.expect("kept");
@@ -487,7 +489,7 @@ async fn limits_of_what_a_client_serves(scheme: Scheme) {
     let line = office.call_with(|builder| builder.serve_with(served)).await;
     assert_eq!(line.desk.doubled(1).await.expect("answered"), 2);
     assert_eq!(*seen.lock(), ["Phone"]);
-    // What does not fit together is told when the channel is made.
+    // Inconsistent configuration is reported when the channel is built.
     let twice = patient_channel()
         .serve(DeskServer::new(Clerk(unbounded_channel().0)))
         .serve(DeskServer::new(Clerk(unbounded_channel().0)));

@@ -1,10 +1,11 @@
-//! Peers that break the rules, or only promises, where both ends call.
+//! Peers that break the rules, or only promises, when both ends call.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use rpc_core::client::ConnectionHandle;
 use rpc_core::service::{Dispatch, MethodDescriptor};
-use rpc_core::{Code, ConnectionHandle, Context, PollMode, ServerBuilder, Status};
+use rpc_core::{Code, Context, PollMode, ServerBuilder, Status};
 use tests::hostile::bytes::{data, hello, request, session_header, session_of};
 use tests::hostile::{Heard, HostilePeer};
 use tests::limit::patient_channel;
@@ -15,16 +16,16 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use crate::hostile_server::listen;
 
 on_every_device! {
-    a_peer_that_never_answers_holds_up_its_own_calls_alone,
-    an_answer_after_the_end_of_its_call_is_its_proof_and_another_ends_the_connection,
-    a_peer_that_announces_calls_and_vanishes_ends_the_calls_to_it,
-    a_peer_that_calls_and_answers_nothing_is_bounded_and_leaves_nothing,
-    servers_that_go_away_and_stay_leave_one_connection,
+    a_silent_peer_blocks_only_its_own_calls,
+    a_late_answer_is_accepted_once,
+    a_vanished_peer_ends_the_calls_to_it,
+    a_calling_silent_peer_is_bounded,
+    servers_going_away_repeatedly_leave_one_connection,
 }
 
 #[rpc_core::service]
 trait Bank {
-    /// Asks the caller.
+    /// Calls back to the caller.
     async fn pay(&self) -> Result<(), Status>;
     async fn keep(&self);
 }
@@ -39,10 +40,10 @@ struct Teller {
     ends: Arc<Notify>,
 }
 
-/// Tells that the handler of a payment has gone.
-struct Tells(Arc<Notify>);
+/// Reports that the handler of a payment has gone.
+struct ReportsDrop(Arc<Notify>);
 
-impl Drop for Tells {
+impl Drop for ReportsDrop {
     fn drop(&mut self) {
         self.0.notify_one();
     }
@@ -50,7 +51,7 @@ impl Drop for Tells {
 
 impl Bank for Teller {
     async fn pay(&self) -> Result<(), Status> {
-        let _tells = Tells(Arc::clone(&self.ends));
+        let _reports = ReportsDrop(Arc::clone(&self.ends));
         let caller = Context::current().connection().expect("in a handler");
         PayerClient::new(caller.channel()).confirm().await
     }
@@ -86,12 +87,11 @@ impl Branch {
 
     async fn hostile(&self, max_calls: u32) -> HostilePeer {
         let mut peer = HostilePeer::connect(&self.address).await.expect("an honest handshake");
-        peer.widen().await;
         peer.send(&data(&hello(max_calls)));
         peer
     }
 
-    /// Others notice nothing.
+    /// Checks that other clients are not affected.
     async fn check_honest(&self) {
         let builder = patient_channel().serve(PayerServer::new(Honest));
         let channel = builder.connect(&self.address).await.expect("it serves");
@@ -133,11 +133,11 @@ const REQUEST: u8 = 2;
 const RESPONSE: u8 = 3;
 const CANCEL: u8 = 4;
 
-async fn a_peer_that_never_answers_holds_up_its_own_calls_alone(scheme: Scheme) {
+async fn a_silent_peer_blocks_only_its_own_calls(scheme: Scheme) {
     let branch = Branch::open(scheme, |builder| builder).await;
     let mut peer = branch.hostile(1).await;
     next(&mut peer, HELLO).await;
-    // The second payment waits for the only call that the peer takes.
+    // The second payment waits for the only call that the peer accepts.
     for slot in 0..2 {
         peer.send(&ask("Bank.pay", slot, 1, Some(2_000_000)));
     }
@@ -149,19 +149,17 @@ async fn a_peer_that_never_answers_holds_up_its_own_calls_alone(scheme: Scheme) 
     branch.check_honest().await;
 }
 
-async fn an_answer_after_the_end_of_its_call_is_its_proof_and_another_ends_the_connection(
-    scheme: Scheme,
-) {
+async fn a_late_answer_is_accepted_once(scheme: Scheme) {
     let branch = Branch::open(scheme, |builder| builder).await;
     let mut peer = branch.hostile(1).await;
     peer.send(&ask("Bank.pay", 0, 1, None));
     assert_eq!(next(&mut peer, REQUEST).await, (1, 0, 1));
-    // The payment is given up, and with it the question.
+    // The payment is cancelled, and with it the call back.
     peer.send(&data(&session_header(CANCEL, 0, 0, 0, 0, 1)));
     assert_eq!(next(&mut peer, CANCEL).await, (0, 0, 1));
     peer.send(&ask("Bank.pay", 1, 1, None));
     peer.send(&confirmed(1));
-    // Now that place is free.
+    // Now that slot is free.
     let (_, slot, generation) = next(&mut peer, REQUEST).await;
     assert_eq!((slot, generation), (0, 2));
     peer.send(&confirmed(2));
@@ -171,7 +169,7 @@ async fn an_answer_after_the_end_of_its_call_is_its_proof_and_another_ends_the_c
     branch.check_honest().await;
 }
 
-async fn a_peer_that_announces_calls_and_vanishes_ends_the_calls_to_it(scheme: Scheme) {
+async fn a_vanished_peer_ends_the_calls_to_it(scheme: Scheme) {
     let mut branch = Branch::open(scheme, |builder| builder).await;
     let mut peer = branch.hostile(16).await;
     peer.send(&ask("Bank.keep", 0, 1, None));
@@ -187,17 +185,17 @@ async fn a_peer_that_announces_calls_and_vanishes_ends_the_calls_to_it(scheme: S
     branch.check_honest().await;
 }
 
-async fn a_peer_that_calls_and_answers_nothing_is_bounded_and_leaves_nothing(scheme: Scheme) {
-    const CALLS: u32 = 8;
+async fn a_calling_silent_peer_is_bounded(scheme: Scheme) {
+    const CALLS: u32 = 4;
     let few = |builder: ServerBuilder| builder.max_calls_per_connection(CALLS);
     let branch = Branch::open(scheme, few).await;
     let mut peer = branch.hostile(1).await;
     for slot in 0..CALLS {
         peer.send(&ask("Bank.pay", slot, 1, None));
     }
-    // One question, however many payments.
+    // One call back, however many payments.
     assert_eq!(next(&mut peer, REQUEST).await, (1, 0, 1));
-    // And no more payments than were announced.
+    // And no more payments than the peer announced.
     peer.send(&ask("Bank.pay", CALLS, 1, None));
     for frame in peer.hear_to_the_end().await {
         assert_ne!(session_of(&frame).map(|(kind, ..)| kind), Some(REQUEST));
@@ -206,7 +204,7 @@ async fn a_peer_that_calls_and_answers_nothing_is_bounded_and_leaves_nothing(sch
     branch.check_honest().await;
 }
 
-async fn servers_that_go_away_and_stay_leave_one_connection(scheme: Scheme) {
+async fn servers_going_away_repeatedly_leave_one_connection(scheme: Scheme) {
     let (mut listener, address) = listen(scheme).await;
     let go_away = data(&session_header(10, 0, 0, 0, 0, 0));
     let builder = patient_channel().serve(PayerServer::new(Honest)).wait_for_ready(true);
@@ -218,12 +216,12 @@ async fn servers_that_go_away_and_stay_leave_one_connection(scheme: Scheme) {
         server.send(&data(&hello(16)));
         next(&mut server, HELLO).await;
         if turn > 0 {
-            // The call that the connection was made for.
+            // The call for which the connection was made.
             let (_, _, generation) = next(&mut server, REQUEST).await;
             server.send(&confirmed(generation));
         }
         server.send(&go_away);
-        // It is answered, and the channel takes another connection when it needs one.
+        // It is answered, and the channel makes another connection when it needs one.
         assert_eq!(next(&mut server, 10).await.0, 0);
         let call =
             BankClient::new(channel.clone()).keep().timeout(Duration::from_secs(3600)).start();
@@ -232,7 +230,7 @@ async fn servers_that_go_away_and_stay_leave_one_connection(scheme: Scheme) {
             before.hear_to_the_end().await;
         }
     }
-    // The last one is there still, as its server may call.
+    // The last one is still open, since its server may call.
     let mut last = before.expect("three");
     let payer = PayerServer::new(Honest);
     let confirm = &payer.descriptor().methods[0];

@@ -1,4 +1,4 @@
-//! Memory that peers can make a server hold: bounded, shared fairly, and given back.
+//! Memory that peers can make a server hold: bounded, shared fairly, and returned.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,31 +16,30 @@ use crate::{CLIENT, SERVER};
 on_scheme!(
     shm,
     ShmName,
-    a_client_that_never_reads_costs_the_server_its_budget_and_nobody_else_anything,
-    more_large_requests_than_there_is_memory_for_do_not_kill_the_server,
-    memory_of_a_burst_is_given_back_when_nobody_is_connected,
+    a_client_that_never_reads_costs_only_budget,
+    large_requests_beyond_memory_are_survived,
+    memory_of_a_burst_is_freed,
     replies_that_wait_for_room_all_arrive
 );
 on_scheme!(
     tcp,
     Tcp,
-    a_client_that_never_reads_costs_the_server_its_budget_and_nobody_else_anything,
-    more_large_requests_than_there_is_memory_for_do_not_kill_the_server,
-    memory_of_a_burst_is_given_back_when_nobody_is_connected,
+    a_client_that_never_reads_costs_only_budget,
+    large_requests_beyond_memory_are_survived,
+    memory_of_a_burst_is_freed,
     replies_that_wait_for_room_all_arrive
 );
 
 const MIB: u64 = 1 << 20;
 
-/// Whether a call was refused for want of memory, with a word of what to do.
+/// Whether a call was refused for lack of memory, with advice.
 fn is_refused(status: &Status) -> bool {
     status.code() == Code::ResourceExhausted && status.message().contains("`memory_budget`")
 }
 
-/// 63 GiB of replies for one client waited in the server's queue, as far as it had memory.
-async fn a_client_that_never_reads_costs_the_server_its_budget_and_nobody_else_anything(
-    scheme: Scheme,
-) {
+/// A regression: 63 GiB of replies for one client waited in the server's queue, as far as it had
+/// memory.
+async fn a_client_that_never_reads_costs_only_budget(scheme: Scheme) {
     let (space, budget) = ((2048 * MIB).to_string(), (256 * MIB).to_string());
     let options = ["--address-space", &space, "--memory-budget", &budget];
     let world = World::start_with(SERVER, scheme, &options).await;
@@ -57,11 +56,11 @@ async fn a_client_that_never_reads_costs_the_server_its_budget_and_nobody_else_a
     for a in 0..100 {
         assert_eq!(honest.add(a, 1).await, Ok(a + 1));
     }
-    // One connection has taken half of the budget at most.
+    // One connection has taken at most half of the budget.
     let data = Bulk::from(vec![7; 8 << 20]);
     assert_eq!(honest.bulk(data.clone()).await.expect("the other half is free").len(), 8 << 20);
     greedy.kill().await;
-    // What the dead client held is free again, in the server's own time.
+    // The dead client's memory is free again, at a time that the server decides.
     let large = vec![7; 60 << 20];
     loop {
         match honest.digest(&large).await {
@@ -71,8 +70,9 @@ async fn a_client_that_never_reads_costs_the_server_its_budget_and_nobody_else_a
     }
 }
 
-/// 200 calls of 8 MiB under a limit of 400 MiB ended the server by a failed allocation.
-async fn more_large_requests_than_there_is_memory_for_do_not_kill_the_server(scheme: Scheme) {
+/// A regression: 200 calls of 8 MiB under a limit of 400 MiB ended the server by a failed
+/// allocation.
+async fn large_requests_beyond_memory_are_survived(scheme: Scheme) {
     let space = (400 * MIB).to_string();
     let world = World::start_with(SERVER, scheme, &["--address-space", &space]).await;
     let client = world.client().await;
@@ -89,7 +89,7 @@ async fn more_large_requests_than_there_is_memory_for_do_not_kill_the_server(sch
             })
         })
         .collect();
-    // They are all there at once, but for those that were refused.
+    // All of them are there at once, except the refused ones.
     while refused.load(Ordering::Relaxed)
         + witness.marks(1, Mark::Started).await.expect("the server lives")
         < 200
@@ -108,37 +108,37 @@ async fn more_large_requests_than_there_is_memory_for_do_not_kill_the_server(sch
     assert_eq!(client.digest_bulk(data).await.expect("there is room").0, 8 << 20);
 }
 
-async fn memory_of_a_burst_is_given_back_when_nobody_is_connected(scheme: Scheme) {
+async fn memory_of_a_burst_is_freed(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     drop(world.client().await);
     let base = rss_bytes_of(world.pid());
     let client = world.client().await;
     let data = Bulk::from(vec![7; 8 << 20]);
-    let vec = data.to_vec();
+    let vec = data.to_vec().expect("readable");
     let echoes = join_all((0..24).map(|_| client.echo(&vec)));
     let bulks = join_all((0..24).map(|_| client.bulk(data.clone())));
     let produced = join_all((0..24).map(|seed| client.produce_bulk(8 << 20, seed)));
     let (echoes, bulks, produced) = join3(echoes, bulks, produced).await;
     assert!(echoes.iter().all(Result::is_ok) && bulks.iter().all(Result::is_ok));
     assert!(produced.iter().all(Result::is_ok));
-    // Some of it may have been given back already.
+    // Some of it may have been returned already.
     let burst = peak_rss_bytes_of(world.pid());
     assert!(burst > base + 64 * MIB, "{base} to {burst} bytes is no burst");
     drop((echoes, bulks, produced, client));
-    // Ends by the test's limit if it stays.
+    // If it stays, the test's limit ends this loop.
     while rss_bytes_of(world.pid()) > base + 64 * MIB {
         tokio::task::yield_now().await;
     }
 }
 
-/// One reply in the queue at a time: all others wait with their handlers, some of which are cancelled
-/// meanwhile.
+/// One reply in the queue at a time: all others wait with their handlers, some of which are
+/// cancelled in the meantime.
 async fn replies_that_wait_for_room_all_arrive(scheme: Scheme) {
     let world = World::start_with(SERVER, scheme, &["--queued-bytes", "1"]).await;
     let client = world.client().await;
     let mut kept = Vec::new();
     for number in 0..200 {
-        // Handlers that end at once, and handlers that have a task.
+        // Handlers that complete at once, and handlers with a task.
         let call = client.hold_zeros(number % 2, 100_000).start();
         if number % 3 > 0 {
             kept.push(call);

@@ -1,11 +1,12 @@
-//! Large payloads: whole in every type and size, and gone without a trace when calls end early.
+//! Large payloads: intact in every type and size, and gone without a trace when calls end early.
 
 use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::{join_all, try_join_all};
-use rpc_core::{Bulk, Code, Codec, Isolation, LinkConfig};
+use rpc_core::transport::Isolation;
+use rpc_core::{Bulk, Code, Codec, LinkConfig};
 use tests::probe::{Mark, Parcel, ProbeClient};
 use tests::scheme::Scheme;
 use tests::service::{checksum, digest_of, pattern};
@@ -18,10 +19,10 @@ on_every_scheme! {
     every_kind_of_memory_is_sent_alike,
     payloads_travel_inside_of_other_types,
     byte_strings_of_every_type_travel_alike,
-    byte_strings_that_come_again_and_again_arrive_as_they_were_sent,
+    repeated_byte_strings_arrive_unchanged,
     thresholds_of_either_side_change_nothing,
-    replies_land_in_the_buffer_that_waits_for_them,
-    replies_are_written_into_the_slots_that_wait_for_them,
+    replies_land_in_their_buffers,
+    replies_are_written_into_their_slots,
     kept_payloads_do_not_stop_others,
     small_calls_pass_large_ones,
     cancelled_calls_with_payloads_leave_the_connection_usable,
@@ -31,7 +32,7 @@ on_every_scheme! {
 
 between_processes! {
     a_killed_server_ends_calls_with_payloads,
-    a_stopped_server_takes_no_payloads_and_blocks_no_caller,
+    a_stopped_server_blocks_no_caller,
 }
 
 fn digest(bytes: &[u8]) -> (u64, u64) {
@@ -48,7 +49,7 @@ async fn there_and_back(client: &ProbeClient, size: usize, seed: u64) {
     drop(produced);
     let back = client.bulk(bulk).await.expect("given back");
     assert!(back == data, "{size} bytes out and back");
-    let detached = back.detach();
+    let detached = back.detach().expect("readable");
     assert!(!detached.is_remote());
     assert!(detached.as_slice().is_some_and(|bytes| bytes == data));
 }
@@ -80,7 +81,7 @@ async fn every_kind_of_memory_is_sent_alike(scheme: Scheme) {
         client.bulk(Bulk::from(data.clone())).await.expect("from this connection"),
     ];
     for kind in &kinds {
-        // Several at once from one memory, whole and in part.
+        // Several concurrent calls from one memory, whole and in part.
         let whole = client.digest_bulk(kind.clone());
         let part = client.digest_bulk(kind.slice(1..data.len() as u64 - 7));
         let elsewhere = other.digest_bulk(kind.slice(5..500_000));
@@ -132,7 +133,7 @@ async fn byte_strings_of_every_type_travel_alike(scheme: Scheme) {
     }
 }
 
-async fn byte_strings_that_come_again_and_again_arrive_as_they_were_sent(scheme: Scheme) {
+async fn repeated_byte_strings_arrive_unchanged(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let client = world.client().await;
     for round in 0..2 {
@@ -161,7 +162,7 @@ async fn thresholds_of_either_side_change_nothing(scheme: Scheme) {
     }
 }
 
-async fn replies_land_in_the_buffer_that_waits_for_them(scheme: Scheme) {
+async fn replies_land_in_their_buffers(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let client = world.client().await;
     let mut buffer = client.channel().bulk_pool().take(1 << 20).expect("a buffer");
@@ -174,7 +175,7 @@ async fn replies_land_in_the_buffer_that_waits_for_them(scheme: Scheme) {
         assert_eq!(bytes.as_ptr(), address);
         buffer = bulk.try_into_mut().expect("nobody else has it");
     }
-    // More than the buffer takes.
+    // More than the buffer holds.
     buffer = client.channel().bulk_pool().take(10).expect("a buffer");
     let reply = client.produce_bulk(2 << 20, 7).into(buffer).await;
     assert!(reply.expect("produced").expect("a pool") == pattern(2 << 20, 7));
@@ -183,7 +184,7 @@ async fn replies_land_in_the_buffer_that_waits_for_them(scheme: Scheme) {
     assert_eq!(client.add(1, 2).into(buffer).await, Ok(3));
 }
 
-async fn replies_are_written_into_the_slots_that_wait_for_them(scheme: Scheme) {
+async fn replies_are_written_into_their_slots(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let own_domain = LinkConfig::default().isolation(Isolation::PerConnection);
     for link in [LinkConfig::default(), own_domain] {
@@ -202,14 +203,14 @@ async fn replies_are_written_into_slots(client: ProbeClient, other: ProbeClient)
         assert!(bulk.is_remote(), "the server could write it");
         let expected = pattern(size, seed);
         assert!(bulk == expected, "{size}");
-        // What has landed is sent on from where it lies.
+        // Received payloads are sent on in place.
         assert_eq!(client.digest_bulk(bulk.clone()).await, Ok(digest(&expected)));
         kept.push((bulk, expected));
     }
     // Each has memory of its own.
     assert!(kept.iter().all(|(bulk, expected)| bulk == expected));
     drop(kept);
-    // More than the slot takes, nothing large, and the slot of another connection.
+    // More than the slot holds, nothing large, and the slot of another connection.
     let slot = pool.slot(100_000).expect("a slot");
     let reply = client.produce_bulk(2 << 20, 7).into(slot).await;
     assert!(reply.expect("produced").expect("a pool") == pattern(2 << 20, 7));
@@ -217,7 +218,7 @@ async fn replies_are_written_into_slots(client: ProbeClient, other: ProbeClient)
     let foreign = other.channel().bulk_pool().slot(1 << 20).expect("a slot");
     let reply = client.produce_bulk(1 << 20, 8).into(foreign).await;
     assert!(reply.expect("produced").expect("a pool") == pattern(1 << 20, 8));
-    // Many at once, some of them given up; what is written late lands in nobody else's memory.
+    // Many concurrent calls, some of them cancelled; a late write lands in no other call's memory.
     for round in 0..5 {
         let call =
             |seed| client.produce_bulk(1 << 20, seed).into(pool.slot(1 << 20).expect("a slot"));
@@ -273,7 +274,7 @@ async fn cancelled_calls_with_payloads_leave_the_connection_usable(scheme: Schem
     let (client, other) = (world.client().await, world.client().await);
     let data = Bulk::from(pattern(1 << 20, 1));
     for round in 0..10 {
-        // Some are held by their handlers, some are on their way, some were never sent.
+        // Some are held by their handlers, some are in flight, some were never sent.
         let calls: Vec<_> = (0..8).map(|_| client.hold_bulk(round, data.clone()).start()).collect();
         marked(&other, round, Mark::Started, 1).await;
         drop(calls);
@@ -330,11 +331,11 @@ async fn a_killed_server_ends_calls_with_payloads(scheme: Scheme) {
             Err(status) => assert_eq!(status.code(), Code::Unavailable, "{status}"),
         }
     }
-    // What had arrived is still there.
+    // Received data is still there.
     assert!(kept == pattern(1 << 20, 4));
 }
 
-async fn a_stopped_server_takes_no_payloads_and_blocks_no_caller(scheme: Scheme) {
+async fn a_stopped_server_blocks_no_caller(scheme: Scheme) {
     let mut world = World::start(SERVER, scheme).await;
     let client = world.client().await;
     let data = pattern(4 << 20, 2);

@@ -20,10 +20,10 @@ on_every_scheme! {
     small_receive_buffers_carry_large_messages,
     errors_of_the_methods_own_type,
     every_status_arrives_with_text_details_and_retryability,
-    a_thousand_calls_on_one_connection_within_16_slots,
-    a_thousand_calls_on_one_connection_within_100_slots,
+    a_thousand_calls_within_16_slots,
+    a_thousand_calls_within_100_slots,
     a_thousand_handlers_at_once_on_one_connection,
-    started_calls_fan_out_and_come_back_in_any_order,
+    started_calls_return_in_any_order,
     large_and_small_calls_share_a_connection,
     clones_of_a_client_share_its_connection,
 }
@@ -71,7 +71,7 @@ async fn every_shape(client: &ProbeClient) {
 async fn payloads_from_nothing_to_five_mebibytes_both_ways(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let client = world.client().await;
-    // Around what is copied, around a receive buffer, around a slot of a ring, and segments.
+    // Around the limit for copies, around a receive buffer, around a slot of a ring, and segments.
     let around = |size: usize| [size - 40, size - 1, size, size + 1];
     let mut sizes = vec![0, 1, 64, 100, 512];
     for size in [1024, 8 * 1024, 64 * 1024] {
@@ -129,11 +129,11 @@ async fn every_status_arrives_with_text_details_and_retryability(scheme: Scheme)
     }
 }
 
-async fn a_thousand_calls_on_one_connection_within_16_slots(scheme: Scheme) {
+async fn a_thousand_calls_within_16_slots(scheme: Scheme) {
     a_thousand_calls(scheme, "16").await;
 }
 
-async fn a_thousand_calls_on_one_connection_within_100_slots(scheme: Scheme) {
+async fn a_thousand_calls_within_100_slots(scheme: Scheme) {
     a_thousand_calls(scheme, "100").await;
 }
 
@@ -161,7 +161,7 @@ async fn a_thousand_handlers_at_once_on_one_connection(scheme: Scheme) {
     assert_eq!(other.marks(1, Mark::Finished).await, Ok(1000));
 }
 
-async fn started_calls_fan_out_and_come_back_in_any_order(scheme: Scheme) {
+async fn started_calls_return_in_any_order(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let client = world.client().await;
     // Gates are opened in the opposite order of the calls; the calls run without being awaited.

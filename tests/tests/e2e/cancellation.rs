@@ -17,19 +17,19 @@ use crate::SERVER;
 on_every_scheme! {
     dropping_a_started_call_cancels_its_handler,
     select_drops_the_loser_and_its_handler,
-    dropping_a_call_that_was_never_sent_runs_nothing,
+    dropping_an_unsent_call_runs_nothing,
     a_deadline_ends_the_call_and_its_handler,
     the_server_enforces_deadlines_by_itself,
     a_deadline_in_the_past_is_never_sent,
     a_method_without_cancel_runs_to_its_end,
-    a_spawned_method_runs_in_a_task_of_its_own,
+    a_spawned_method_runs_in_a_task,
     a_thousand_cancelled_calls_leave_the_connection_usable,
     a_panic_is_internal_and_the_connection_lives,
 }
 
 between_processes! {
     the_client_enforces_deadlines_by_itself,
-    a_handler_that_blocks_its_thread_stops_nobody_else,
+    a_blocking_handler_stops_nobody_else,
 }
 
 async fn dropping_a_started_call_cancels_its_handler(scheme: Scheme) {
@@ -59,11 +59,11 @@ async fn select_drops_the_loser_and_its_handler(scheme: Scheme) {
     assert_eq!(client.add(2, 2).await, Ok(4));
 }
 
-async fn dropping_a_call_that_was_never_sent_runs_nothing(scheme: Scheme) {
+async fn dropping_an_unsent_call_runs_nothing(scheme: Scheme) {
     let world = World::start_with(SERVER, scheme, &["--max-calls", "2"]).await;
     let (client, other) = (world.client().await, world.client().await);
     drop(client.hold(1));
-    // Both slots are taken, so what is started now waits on this side.
+    // Both slots are taken, so a call started now waits on this side.
     let running = [client.hold(2).start(), client.hold(2).start()];
     marked(&other, 2, Mark::Started, 2).await;
     drop(client.hold(1).start());
@@ -117,7 +117,7 @@ async fn the_server_enforces_deadlines_by_itself(scheme: Scheme) {
     assert_eq!(marked(&witness, 1, Mark::Cancelled, started).await, started);
 }
 
-/// A peer below the link. `auto://` has no such level of its own: it ends in one of the others.
+/// A peer below the link. `auto://` has no such level of its own: it resolves to another scheme.
 async fn connect_below(world: &World) -> Option<HostilePeer> {
     if world.scheme == Scheme::Auto {
         return None;
@@ -129,7 +129,7 @@ async fn the_client_enforces_deadlines_by_itself(scheme: Scheme) {
     let mut world = World::start(SERVER, scheme).await;
     let client = world.client().await;
     assert_eq!(client.add(1, 1).await, Ok(2));
-    // A server that does nothing at all any more.
+    // A server that no longer does anything.
     world.process().stop();
     let status = client.add(2, 2).timeout(Duration::from_millis(100)).await.expect_err("stopped");
     assert_eq!(status.code(), Code::DeadlineExceeded);
@@ -160,21 +160,22 @@ async fn a_method_without_cancel_runs_to_its_end(scheme: Scheme) {
     assert_eq!(client.marks(1, Mark::Cancelled).await, Ok(0));
 }
 
-async fn a_spawned_method_runs_in_a_task_of_its_own(scheme: Scheme) {
+async fn a_spawned_method_runs_in_a_task(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let client = world.client().await;
-    // Handlers that are polled inline run in the driver's task, and so would have one id.
+    // Handlers that are polled inline run in the driver's task, and so would share one id.
     let first = client.task_of_its_own().await.expect("answered");
     let second = client.task_of_its_own().await.expect("answered");
     assert_ne!(first, second);
     assert_ne!(first, "none");
 }
 
-async fn a_handler_that_blocks_its_thread_stops_nobody_else(scheme: Scheme) {
+async fn a_blocking_handler_stops_nobody_else(scheme: Scheme) {
     let world = World::start_with(SERVER, scheme, &["--workers", "4"]).await;
     let client = world.client().await;
     let blocked = client.block(1).start();
-    // Handlers that finish at once need no task, which might have been kept for the blocked thread.
+    // Handlers that complete at once need no task, which might have been queued on the blocked
+    // thread.
     for a in 0..100 {
         assert_eq!(client.add(a, 1).await, Ok(a + 1));
     }
@@ -189,7 +190,7 @@ async fn a_thousand_cancelled_calls_leave_the_connection_usable(scheme: Scheme) 
         let calls: Vec<_> = (0..100).map(|_| client.hold(round).start()).collect();
         marked(&other, round, Mark::Started, 1).await;
         drop(calls);
-        // All 32 slots have come home when 32 new calls run at once.
+        // All 32 slots have been returned when 32 new calls run at once.
         let tag = 100 + round;
         let calls: Vec<_> = (0..32).map(|_| client.hold(tag).start()).collect();
         assert_eq!(marked(&other, tag, Mark::Started, 32).await, 32);

@@ -19,11 +19,11 @@ use crate::SERVER;
 
 between_processes! {
     a_result_and_every_error_come_through,
-    a_service_in_the_middle_that_dies_is_named,
+    a_dead_middle_service_is_named,
     a_deadline_holds_for_the_whole_chain,
-    a_middle_that_dies_ends_a_stream_at_both_of_its_sides,
-    a_middle_that_dies_ends_an_upload_at_both_of_its_sides,
-    a_client_that_gives_a_stream_up_stops_it_through_two_hops,
+    a_dead_middle_ends_both_stream_sides,
+    a_dead_middle_ends_both_upload_sides,
+    a_dropped_stream_stops_through_two_hops,
 }
 
 /// The three servers, the first one last, and clients of each.
@@ -55,14 +55,14 @@ async fn a_result_and_every_error_come_through(scheme: Scheme) {
     let Row { ask_stock, ask_orders, ask_shop, .. } = &row;
     assert_eq!(buy(ask_shop, "apple").await, Ok(9));
 
-    // The method's own error: as it is, converted to another, and to a status.
+    // The method's own error: unchanged, converted to another one, and converted to a status.
     let empty = StockError::Empty("plum".to_owned());
     assert_eq!(ask_orders.place("plum").await, Err(CallError::User(empty.clone())));
     let sold_out = ShopError::SoldOut("plum".to_owned());
     assert_eq!(ask_shop.basket("plum").await, Err(CallError::User(sold_out)));
     assert_eq!(buy(ask_shop, "plum").await, Err(empty.into()));
 
-    // A status: code and details stay, the text says the hops.
+    // A status: code and details stay, the text names the hops.
     let full =
         |text: &str| Status::resource_exhausted(text.to_owned()).with_details(b"shelf 9".to_vec());
     let seen = ask_stock.reserve("full").await;
@@ -84,13 +84,13 @@ async fn a_result_and_every_error_come_through(scheme: Scheme) {
     assert_eq!(buy(ask_shop, "bug").await, Err(bug));
 }
 
-async fn a_service_in_the_middle_that_dies_is_named(scheme: Scheme) {
+async fn a_dead_middle_service_is_named(scheme: Scheme) {
     let mut row = row(scheme).await;
     assert_eq!(buy(&row.ask_shop, "apple").await, Ok(9));
     row.stock.process().kill().await;
     let status = loop {
         match buy(&row.ask_shop, "apple").await {
-            // The servers may find out a little later.
+            // The servers may notice a little later.
             Ok(sold) => assert_eq!(sold, 9),
             Err(status) => break status,
         }
@@ -108,7 +108,7 @@ async fn a_deadline_holds_for_the_whole_chain(scheme: Scheme) {
     assert_eq!(buy(&row.ask_shop, "apple").await, Ok(9));
 }
 
-async fn a_middle_that_dies_ends_a_stream_at_both_of_its_sides(scheme: Scheme) {
+async fn a_dead_middle_ends_both_stream_sides(scheme: Scheme) {
     let mut row = row(scheme).await;
     let flow = row.stock.flow().await;
     let mut numbers = row.ask_shop.pass_twice(1, 10).await.expect("accepted");
@@ -124,7 +124,7 @@ async fn a_middle_that_dies_ends_a_stream_at_both_of_its_sides(scheme: Scheme) {
     assert_eq!(numbers.end(), Some(StreamEnd::Failed), "the nearest server lives");
     marked(&flow, 1, Mark::Cancelled).await;
 
-    // Its successor is found by the same channels.
+    // The existing channels find its successor.
     let options = ["--next", &*row.stock.address];
     let _again = start_server(SERVER, &row.orders.address, &options).await;
     let mut numbers = loop {
@@ -142,13 +142,13 @@ async fn a_middle_that_dies_ends_a_stream_at_both_of_its_sides(scheme: Scheme) {
     assert_eq!(numbers.next().await, None);
 }
 
-async fn a_middle_that_dies_ends_an_upload_at_both_of_its_sides(scheme: Scheme) {
+async fn a_dead_middle_ends_both_upload_sides(scheme: Scheme) {
     let mut row = row(scheme).await;
     let flow = row.stock.flow().await;
     let (flows, flowing) = oneshot::channel();
     let (mut flows, held) = (Some(flows), Arc::new(()));
     let source = Arc::clone(&held);
-    // More than fits the windows of two hops, so the far end reads; then it never ends.
+    // More than fits the windows of two hops, so the far end reads; after that it never ends.
     let rows = stream::iter(0..2000).chain(futures::stream::poll_fn(move |_| {
         let _held = &source;
         flows.take().map(|flows| flows.send(()));
@@ -162,16 +162,16 @@ async fn a_middle_that_dies_ends_an_upload_at_both_of_its_sides(scheme: Scheme) 
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(status.message().starts_with("Passage.fill: "), "{status}");
     assert_eq!(Arc::strong_count(&held), 1, "nobody sends any more");
-    let seen = flow.observed(1).await.expect("it is told");
+    let seen = flow.observed(1).await.expect("the server notices");
     assert!(seen.ends_with("dropped") || seen.contains("Disconnected"), "{seen}");
 }
 
-async fn a_client_that_gives_a_stream_up_stops_it_through_two_hops(scheme: Scheme) {
+async fn a_dropped_stream_stops_through_two_hops(scheme: Scheme) {
     let row = row(scheme).await;
     let flow = row.stock.flow().await;
     let mut numbers = row.ask_shop.pass_twice(1, 10).await.expect("accepted");
     assert_eq!(numbers.next().await, Some(Ok(0)));
-    // Only a handler that waits already tells of its end.
+    // Only a waiting handler reports its end.
     marked(&flow, 1, Mark::Started).await;
     drop(numbers);
     marked(&flow, 1, Mark::Cancelled).await;

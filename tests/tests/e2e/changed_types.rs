@@ -1,4 +1,5 @@
-//! Types of one name and another content: the first call finds out, and says where they differ.
+//! Types that share a name and differ in content: the first call detects this, and reports where
+//! they differ.
 
 use rpc_core::{Bulk, CallError, Code, Codec, Status};
 use tests::changed::new::{
@@ -24,22 +25,22 @@ fn check(status: &Status, method: &str, difference: &str) {
     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
     assert!(!status.is_retryable(), "{status}");
     let expected = format!(
-        "Catalog.{method}: its types have another content at the server: {difference}; build both \
-         from the same types, or give the changed ones to a method of another name"
+        "Catalog.{method}: its types differ on the server: {difference}; build both ends from the \
+         same types, or use the changed types in a method with a new name"
     );
     assert_eq!(status.message(), expected);
 }
 
-/// Variants that had changed places were taken for one another.
+/// A regression: variants that had changed places were mistaken for one another.
 async fn create_is_not_understood_as_delete(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     for codec in tests::CODECS {
         let catalog = catalog(&world, codec).await;
-        // Again and again: what was refused is never taken for accepted.
+        // Repeatedly: a refused signature is never recorded as accepted.
         for action in [Action::Create, Action::Delete, Action::Create] {
             let status = catalog.act(action).await.expect_err("they are other actions");
-            let both = "`action` is `enum { Create, Delete }` at the server and \
-                        `enum { Delete, Create }` here";
+            let both = "`action` is `enum { Create, Delete }` on the server and `enum { Delete, \
+                        Create }` here";
             check(&status, "act", both);
         }
         assert_eq!(catalog.total().await, Ok(42));
@@ -50,24 +51,24 @@ async fn each_change_is_refused_and_named(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let catalog = catalog(&world, Codec::default()).await;
     let status = catalog.store(Item { id: 1000, size: 1 }).await.expect_err("swapped");
-    let both = "`item` is `struct { id, size }` at the server and `struct { size, id }` here";
+    let both = "`item` is `struct { id, size }` on the server and `struct { size, id }` here";
     check(&status, "store", both);
     let shelf = Shelf { items: vec![Piece { id: 1, height: Some(1000) }] };
     let status = catalog.sort(0, vec![shelf]).await.expect_err("of another width");
-    check(&status, "sort", "`shelves[].items[].height?` is `i32` at the server and `u32` here");
+    check(&status, "sort", "`shelves[].items[].height?` is `i32` on the server and `u32` here");
     let status = catalog.find(7).await.expect_err("no option");
-    check(&status, "find", "`result.price` is `option` at the server and `u32` here");
+    check(&status, "find", "`result.price` is `option` on the server and `u32` here");
     let Err(CallError::Status(status)) = catalog.remove(7).await else { panic!("renamed") };
-    let both = "`error` is `enum { Locked, Gone }` at the server and `enum { Kept, Gone }` here";
+    let both = "`error` is `enum { Locked, Gone }` on the server and `enum { Kept, Gone }` here";
     check(&status, "remove", both);
     let tree = Tree { value: 1, weight: 2, children: Vec::new() };
     let status = catalog.walk(&tree).await.expect_err("a further field");
-    let both = "`tree` is `struct { value, children }` at the server and \
-                `struct { value, weight, children }` here";
+    let both = "`tree` is `struct { value, children }` on the server and `struct { value, weight, \
+                children }` here";
     check(&status, "walk", both);
     let entries = Entries([("a".to_owned(), 1)].into());
     let status = catalog.index(entries).await.expect_err("other values");
-    check(&status, "index", "`entries{value}` is `u16` at the server and `u8` here");
+    check(&status, "index", "`entries{value}` is `u16` on the server and `u8` here");
     assert_eq!(catalog.total().await, Ok(42), "the connection lives");
 }
 

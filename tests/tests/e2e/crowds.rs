@@ -10,19 +10,19 @@ use tests::world::World;
 use crate::{CLIENT, SERVER};
 
 between_processes! {
-    two_hundred_and_fifty_six_clients_call_at_once,
-    two_hundred_and_fifty_six_clients_on_four_shards,
+    many_clients_call_at_once,
+    many_clients_on_four_shards,
 }
 
 const PROCESSES: usize = 4;
 const CHANNELS_EACH: &str = "64";
 const CALLS_EACH: &str = "20";
 
-async fn two_hundred_and_fifty_six_clients_call_at_once(scheme: Scheme) {
+async fn many_clients_call_at_once(scheme: Scheme) {
     crowd(scheme, "1").await;
 }
 
-async fn two_hundred_and_fifty_six_clients_on_four_shards(scheme: Scheme) {
+async fn many_clients_on_four_shards(scheme: Scheme) {
     crowd(scheme, "4").await;
 }
 

@@ -1,9 +1,11 @@
-//! `rpc.Health`: what is told of services, now and as it changes, and at the end of a server.
+//! `rpc.Health`: the reported status of services, now and as it changes, and at the end of a
+//! server.
 
 use std::time::Duration;
 
 use rpc_core::health::{HealthClient, HealthReporter, ServingStatus};
-use rpc_core::{Channel, CloseCause, Code, PollMode, ServerBuilder, ShutdownHandle, Status};
+use rpc_core::transport::CloseCause;
+use rpc_core::{Channel, Code, PollMode, ServerBuilder, ShutdownHandle, Status};
 use tests::limit::patient_channel;
 use tests::raw::RawService;
 use tests::scheme::Scheme;
@@ -11,10 +13,10 @@ use tokio::task::JoinHandle;
 
 on_every_device! {
     health_is_what_the_reporter_says,
-    a_watch_tells_each_change_and_refuses_names_that_are_not_known,
-    a_watch_that_is_not_read_gets_the_last_status_and_few_before,
+    a_watch_reports_changes_of_known_names,
+    an_unread_watch_skips_to_the_last,
     draining_is_told_while_the_server_still_serves,
-    watches_end_with_draining_and_hold_no_shutdown_up,
+    watches_end_with_draining,
     a_server_without_health_says_so,
 }
 
@@ -66,7 +68,7 @@ async fn health_is_what_the_reporter_says(scheme: Scheme) {
     assert!(unknown.message().contains("\"Row\""), "{unknown}");
 }
 
-async fn a_watch_tells_each_change_and_refuses_names_that_are_not_known(scheme: Scheme) {
+async fn a_watch_reports_changes_of_known_names(scheme: Scheme) {
     let reporter = HealthReporter::new();
     let here = Here::start(scheme, tests::device::server().health(&reporter)).await;
     let health = here.health();
@@ -79,7 +81,7 @@ async fn a_watch_tells_each_change_and_refuses_names_that_are_not_known(scheme: 
     }
 }
 
-async fn a_watch_that_is_not_read_gets_the_last_status_and_few_before(scheme: Scheme) {
+async fn an_unread_watch_skips_to_the_last(scheme: Scheme) {
     let reporter = HealthReporter::new();
     let here = Here::start(scheme, tests::device::server().health(&reporter)).await;
     let health = here.health();
@@ -90,7 +92,7 @@ async fn a_watch_that_is_not_read_gets_the_last_status_and_few_before(scheme: Sc
         reporter.set("", ServingStatus::Serving);
         tokio::task::yield_now().await;
     }
-    // A name of its own, so that the end of what was sent is known.
+    // A unique name, so that the end of the updates is known.
     reporter.set("", ServingStatus::Draining);
     let mut before = 0;
     while states.try_next().await.expect("a status") != Some(ServingStatus::Draining) {
@@ -115,7 +117,7 @@ async fn draining_is_told_while_the_server_still_serves(scheme: Scheme) {
     assert_eq!(late.try_next().await, Ok(None));
 }
 
-async fn watches_end_with_draining_and_hold_no_shutdown_up(scheme: Scheme) {
+async fn watches_end_with_draining(scheme: Scheme) {
     let reporter = HealthReporter::new();
     let mut here = Here::start(scheme, tests::device::server().grace(DAY).health(&reporter)).await;
     let health = here.health();

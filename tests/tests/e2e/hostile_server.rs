@@ -1,7 +1,8 @@
-//! A client whose server breaks the rules: the connection closes with the broken rule as its cause,
-//! and the client's other connections live.
+//! A client of a server that breaks the rules: the connection closes with the broken rule as its
+//! cause, and the client's other connections live.
 
-use rpc_core::{CloseCause, Code, LinkConfig};
+use rpc_core::transport::CloseCause;
+use rpc_core::{Code, LinkConfig};
 #[cfg(feature = "verbs")]
 use rpc_transport::device::Capabilities;
 use rpc_transport::device::Listener;
@@ -25,7 +26,7 @@ fn plain(frame: Vec<u8>) -> Vec<Sent> {
     vec![(frame, None)]
 }
 
-/// The same for devices that have immediates.
+/// Broken rules for devices with immediates.
 fn broken_immediates() -> Vec<(Vec<Sent>, &'static str)> {
     vec![
         (vec![(link_header(2, 0, 1, 0), Some(2))], "differs from its payload"),
@@ -33,7 +34,7 @@ fn broken_immediates() -> Vec<(Vec<Sent>, &'static str)> {
     ]
 }
 
-/// What a server says, and the words of the rule that it breaks.
+/// Frames of a server, and words of the rule that they break.
 fn broken_link_rules() -> Vec<(Vec<Sent>, &'static str)> {
     let with = |at: usize, byte: u8, mut frame: Vec<u8>| {
         frame[at] = byte;
@@ -54,7 +55,7 @@ fn broken_link_rules() -> Vec<(Vec<Sent>, &'static str)> {
         (plain(link_header(3, 0, 0, 0)), "Release frame without the feature"),
         (plain(link_header(4, 1, 0, 0)), "flags 0x01"),
         (plain(with(6, 1, link_header(2, 0, 0, 0))), "counts"),
-        (plain([link_header(2, 0, 0, 0), vec![0]].concat()), "1 bytes behind its end"),
+        (plain([link_header(2, 0, 0, 0), vec![0]].concat()), "1 bytes after its end"),
         (plain(link_header(5, 0, 0, 0)), "Pong without a Ping"),
         // More than was ever sent.
         (plain(link_header(2, 0, 1000, 0)), "granted 1000 data credits"),
@@ -77,7 +78,7 @@ fn broken_link_rules() -> Vec<(Vec<Sent>, &'static str)> {
         ),
         (
             [plain(segment(0, 0, 0, 100, b"x")), plain(segment(0, 0, 0, 100, b"x"))].concat(),
-            "offset 0 where 1 is due",
+            "offset 0 where 1 is expected",
         ),
         (plain([link_header(6, 0, 0, 0), vec![0, 0, 5, 0, b'x']].concat()), "cut off"),
         (plain([link_header(6, 0, 0, 0), vec![0, 0, 1, 0, 0xff]].concat()), "not UTF-8"),
@@ -96,7 +97,7 @@ fn broken_session_rules() -> Vec<(Vec<Sent>, &'static str)> {
     vec![
         (say(vec![]), "0 bytes is shorter than the session header"),
         (say(vec![1; 15]), "15 bytes is shorter than the session header"),
-        (say(response(0, 1)), "the first frame is no hello"),
+        (say(response(0, 1)), "the first frame is not a hello"),
         (say(session_header(1, 0, 0, 0, 0, 0)), "hello is cut short"),
         (after_hello(hello(16)), "a second hello"),
         (after_hello(session_header(0, 0, 0, 0, 0, 0)), "unknown frame kind 0"),
@@ -114,12 +115,12 @@ fn broken_session_rules() -> Vec<(Vec<Sent>, &'static str)> {
         (with_parts(&[]), "parts block is cut short"),
         (with_parts(&[0, 0]), "empty block"),
         (with_parts(&[1, 16, 0]), "4097 parts"),
-        (with_parts(&part(9, 1)), "a part belongs at 9 of a body of 0 bytes"),
+        (with_parts(&part(9, 1)), "a part at offset 9 lies outside a body of 0 bytes"),
         (with_parts(&part(0, 0)), "an empty part"),
         (with_parts(&part(0, 7)), "parts of 7 bytes in a tail of 0"),
         (with_parts(&part(0, u64::MAX)), "in a tail of 0"),
         (
-            // A head in one segment and a tail in another, of a frame that says nothing of it.
+            // A head in one segment and a tail in another, of a frame that announces no tail.
             [
                 say(hello(16)),
                 plain(segment(0, 4, 0, 17, &response(0, 1))),
@@ -152,12 +153,12 @@ pub(crate) async fn listen(scheme: Scheme) -> (Box<dyn Listener>, String) {
 }
 
 async fn client_of(address: &str) -> ProbeClient {
-    // The listener takes the connections that the test expects, and no others.
+    // The listener accepts exactly the connections that the test expects.
     let builder = tests::limit::patient_channel().reconnect(None);
     ProbeClient::new(builder.connect(address).await.expect("an honest handshake"))
 }
 
-/// A connection between a client and a server that says what the test likes.
+/// A connection between a client and a server that sends the test's frames.
 async fn pair(listener: &mut dyn Listener, address: &str) -> (ProbeClient, HostilePeer) {
     tokio::join!(client_of(address), HostilePeer::accept(listener))
 }
@@ -186,7 +187,8 @@ async fn check_rules(scheme: Scheme, rules: Vec<(Vec<Sent>, &'static str)>) {
     }
 }
 
-/// The same with the client in a process of its own: on the peer's machine, if there is one.
+/// Checks the rules with the client in a process of its own: on the peer's machine, if there is
+/// one.
 #[cfg(feature = "verbs")]
 async fn check_rules_there(scheme: Scheme, rules: Vec<(Vec<Sent>, &'static str)>) {
     let honest = World::start(SERVER, scheme).await;
@@ -216,7 +218,7 @@ async fn check_rules_there(scheme: Scheme, rules: Vec<(Vec<Sent>, &'static str)>
 
 #[cfg(feature = "verbs")]
 #[test]
-fn broken_rules_of_the_link_are_named_over_rdma() {
+fn broken_link_rules_are_named_over_rdma() {
     limit::run(check_rules_there(Scheme::Rdma, broken_link_rules()));
 }
 
@@ -229,7 +231,7 @@ fn broken_immediates_are_named_over_rdma() {
 
 #[cfg(feature = "verbs")]
 #[test]
-fn broken_rules_of_the_session_are_named_over_rdma() {
+fn broken_session_rules_are_named_over_rdma() {
     limit::run(check_rules_there(Scheme::Rdma, broken_session_rules()));
 }
 
@@ -261,7 +263,7 @@ async fn broken_rules_of_the_session_are_named(scheme: Scheme) {
     check_rules(scheme, broken_session_rules()).await;
 }
 
-/// Waits for a request; gives its slot.
+/// Waits for a request; returns its slot.
 async fn request(server: &mut HostilePeer) -> u32 {
     loop {
         let Heard::Frame(frame, _) = server.hear().await else { panic!("the client is gone") };
@@ -272,7 +274,7 @@ async fn request(server: &mut HostilePeer) -> u32 {
 }
 
 #[test]
-fn a_replayed_answer_reaches_no_other_call_and_closes_the_connection() {
+fn a_replayed_answer_closes_the_connection() {
     limit::run(async {
         let (mut listener, address) = listen(Scheme::Mem).await;
         let (client, mut server) = pair(&mut *listener, &address).await;
@@ -294,7 +296,7 @@ fn a_replayed_answer_reaches_no_other_call_and_closes_the_connection() {
 }
 
 #[test]
-fn an_answer_that_does_not_decode_fails_its_call_alone() {
+fn an_undecodable_answer_fails_its_call_alone() {
     limit::run(async {
         let (mut listener, address) = listen(Scheme::Mem).await;
         let (client, mut server) = pair(&mut *listener, &address).await;
@@ -315,7 +317,7 @@ fn an_answer_that_does_not_decode_fails_its_call_alone() {
 }
 
 #[test]
-fn a_server_that_vanishes_during_the_handshake_is_an_error() {
+fn a_server_vanishing_in_the_handshake_fails() {
     limit::run(async {
         for scheme in [Scheme::Mem, Scheme::ShmName, Scheme::Tcp] {
             let (mut listener, address) = listen(scheme).await;
@@ -331,7 +333,7 @@ fn a_server_that_vanishes_during_the_handshake_is_an_error() {
 }
 
 #[test]
-fn a_server_that_accepts_with_nonsense_does_not_speak_this_protocol() {
+fn a_malformed_accept_is_another_protocol() {
     limit::run(async {
         let offer = tests::hostile::honest_offer();
         let honest = offer.to_reply();
@@ -390,7 +392,7 @@ fn more_frames_than_were_credited_close_the_connection() {
         let (client, mut server) = tokio::join!(connect, HostilePeer::accept(&mut *listener));
         let call = client.add(1, 1).start();
         server.send(&data(&hello(16)));
-        // Pings spend credits and ask for answers; far more than four are under way at once.
+        // Pings spend credits and ask for answers; far more than four are pending at once.
         for _ in 0..100 {
             server.send(&link_header(4, 0, 0, 0));
         }
@@ -407,7 +409,7 @@ fn more_frames_than_were_credited_close_the_connection() {
 
 #[test]
 fn frames_are_bytes_of_the_wire_format() {
-    // The hand-written frames of these tests are those of the crates.
+    // The hand-written frames of these tests equal those of the crates.
     use rpc_transport::protocol::credit::Grant;
     use rpc_transport::protocol::frame::{Kind, Segment, header, segment_header};
     assert_eq!(bytes::link_header(2, 0, 3, 4), header(Kind::Ack, Grant { data: 3, ack: 4 }));

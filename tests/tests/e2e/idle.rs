@@ -1,4 +1,4 @@
-//! Idle processes use no CPU, whatever the poll mode promises to do for busy ones.
+//! Idle processes use no CPU, in every poll mode.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ async fn idle(scheme: Scheme, poll_mode: &str) {
         [server, client.expect("it lives")].map(|stat| cpu_ticks(&stat))
     };
     let before = used().await;
-    // What is measured is the CPU time of a second, not how long it takes.
+    // The measure is the CPU time of a second, not its duration.
     tokio::time::sleep(Duration::from_secs(1)).await;
     for (before, after) in before.into_iter().zip(used().await) {
         let ticks = after - before;

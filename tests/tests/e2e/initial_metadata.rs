@@ -14,13 +14,13 @@ use tokio::sync::Notify;
 
 on_every_device! {
     initial_metadata_is_read_before_the_first_item,
-    initial_metadata_comes_while_the_first_item_does_not,
-    initial_metadata_of_a_stream_that_fails_or_is_empty,
-    initial_metadata_of_a_first_item_that_cannot_be_encoded_goes_with_the_reply,
-    initial_metadata_that_nobody_asks_for_is_no_item,
+    initial_metadata_arrives_before_the_first_item,
+    initial_metadata_of_failing_or_empty_streams,
+    initial_metadata_survives_an_unencodable_item,
+    unread_initial_metadata_is_no_item,
     initial_metadata_as_long_as_may_be,
-    where_there_are_no_items_it_goes_with_the_reply,
-    initial_metadata_is_set_once_and_before_the_items,
+    without_items_it_goes_with_the_reply,
+    initial_metadata_is_set_once_before_items,
     a_blocking_client_reads_initial_metadata,
     interceptors_see_initial_metadata,
 }
@@ -38,7 +38,7 @@ trait Feed {
     fn unwritable(&self) -> impl Stream<Item = Unwritable>;
 }
 
-/// A value that refuses to be written.
+/// A value whose serialization fails.
 #[derive(Debug, serde::Deserialize)]
 struct Unwritable;
 
@@ -168,12 +168,12 @@ async fn initial_metadata_is_read_before_the_first_item(scheme: Scheme) {
     assert_eq!(all, (0..50).map(|number| 2 * number).collect::<Vec<_>>());
 }
 
-async fn initial_metadata_comes_while_the_first_item_does_not(scheme: Scheme) {
+async fn initial_metadata_arrives_before_the_first_item(scheme: Scheme) {
     let (client, feeds) = start(scheme).await;
     for later in [false, true] {
         let mut waits = client.waits(later).await.expect("accepted");
         if later {
-            // A wait that is given up takes nothing.
+            // A cancelled wait consumes nothing.
             let early = tokio::select! {
                 biased;
                 _ = waits.initial_metadata() => true,
@@ -189,7 +189,7 @@ async fn initial_metadata_comes_while_the_first_item_does_not(scheme: Scheme) {
     }
 }
 
-async fn initial_metadata_of_a_stream_that_fails_or_is_empty(scheme: Scheme) {
+async fn initial_metadata_of_failing_or_empty_streams(scheme: Scheme) {
     let (client, _) = start(scheme).await;
     let mut empty = client.list(0).await.expect("accepted");
     assert_eq!(empty.initial_metadata().await.text("said"), Some("list"));
@@ -200,9 +200,7 @@ async fn initial_metadata_of_a_stream_that_fails_or_is_empty(scheme: Scheme) {
     assert_eq!(fails.try_next().await.ok(), Some(None));
 }
 
-async fn initial_metadata_of_a_first_item_that_cannot_be_encoded_goes_with_the_reply(
-    scheme: Scheme,
-) {
+async fn initial_metadata_survives_an_unencodable_item(scheme: Scheme) {
     let (client, _) = start(scheme).await;
     let status = match client.unwritable().await {
         Ok(mut items) => items.try_next().await.expect_err("unwritable"),
@@ -213,18 +211,18 @@ async fn initial_metadata_of_a_first_item_that_cannot_be_encoded_goes_with_the_r
     assert_eq!(client.list(2).await.expect("accepted").count().await, 2);
 }
 
-async fn initial_metadata_that_nobody_asks_for_is_no_item(scheme: Scheme) {
+async fn unread_initial_metadata_is_no_item(scheme: Scheme) {
     let (client, _) = start(scheme).await;
     let list = client.list(3).await.expect("accepted");
     assert_eq!(list.map(Result::unwrap).collect::<Vec<_>>().await, [0, 1, 2]);
-    // And one that sends none has none: its first item waits for its reader.
+    // A handler that sends none has none: its first item waits for its reader.
     let mut strict = client.strict().await.expect("accepted");
     assert!(strict.try_next().await.expect("an item").is_some());
     drop(client.list(1000).await.expect("accepted"));
     assert_eq!(client.list(2).await.expect("accepted").count().await, 2);
 }
 
-/// Longer than what the small lane of the link takes: the items overtake it.
+/// Longer than the link's small lane allows: the items overtake it.
 async fn initial_metadata_as_long_as_may_be(scheme: Scheme) {
     let (client, _) = start(scheme).await;
     for bytes in [1, 5_000, 65_000] {
@@ -236,7 +234,7 @@ async fn initial_metadata_as_long_as_may_be(scheme: Scheme) {
     }
 }
 
-async fn where_there_are_no_items_it_goes_with_the_reply(scheme: Scheme) {
+async fn without_items_it_goes_with_the_reply(scheme: Scheme) {
     let (client, _) = start(scheme).await;
     let (sum, metadata) = client.sum(stream::iter(1..=10)).with_metadata().await;
     assert_eq!((sum, metadata.text("said")), (Ok(55), Some("sum")));
@@ -247,17 +245,23 @@ async fn where_there_are_no_items_it_goes_with_the_reply(scheme: Scheme) {
     assert_eq!(outside, MetadataError::NoCall);
 }
 
-async fn initial_metadata_is_set_once_and_before_the_items(scheme: Scheme) {
+async fn initial_metadata_is_set_once_before_items(scheme: Scheme) {
     let (client, _) = start(scheme).await;
     let mut strict = client.strict().await.expect("accepted");
     assert_eq!(strict.initial_metadata().await.text("said"), Some("instead"));
     let mut next = async || strict.try_next().await.expect("no error").expect("an item");
     let too_large = next().await;
-    assert!(too_large.starts_with("metadata of a call takes more than 65535"), "{too_large}");
+    assert!(too_large.starts_with("the metadata of a call exceeds 65535"), "{too_large}");
     let twice = next().await;
-    assert!(twice.starts_with("the initial metadata has left: set all of it"), "{twice}");
+    assert!(
+        twice.starts_with("the initial metadata has already been sent: set all of it"),
+        "{twice}"
+    );
     let late = next().await;
-    assert!(late.starts_with("the first item, or the end, of the stream has left"), "{late}");
+    assert!(
+        late.starts_with("the first item of the stream, or its end, has already been sent"),
+        "{late}"
+    );
 }
 
 async fn a_blocking_client_reads_initial_metadata(scheme: Scheme) {
@@ -274,10 +278,10 @@ async fn a_blocking_client_reads_initial_metadata(scheme: Scheme) {
     blocking.await.expect("no panic");
 }
 
-/// What was said before the items, and how many items there were.
+/// The initial metadata, and the number of items.
 type Call = (Option<String>, u64);
 
-/// Keeps both of each call.
+/// Records both for each call.
 #[derive(Clone, Default)]
 struct Heard(Arc<Mutex<Vec<Call>>>);
 
@@ -310,6 +314,6 @@ async fn interceptors_see_initial_metadata(scheme: Scheme) {
     assert_eq!(client.doubled(stream::iter(0..2)).await.expect("accepted").count().await, 2);
     let expected = [(Some("list".to_owned()), 5), (Some("doubled".to_owned()), 4)];
     assert_eq!(*here.0.lock().expect("no panic"), expected);
-    // The server's sees the end before its reply leaves.
+    // The server's record precedes its reply.
     assert_eq!(*there.0.lock().expect("no panic"), expected);
 }

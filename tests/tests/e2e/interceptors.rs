@@ -12,15 +12,14 @@ use rpc_core::interceptor::{
 };
 use rpc_core::service::{Dispatch, Handler, Reply, Request, ServiceDescriptor};
 use rpc_core::stream::{self, Stream, Streaming};
-use rpc_core::{
-    CallError, ChannelBuilder, Code, Context, PeerIdentity, PollMode, ServerBuilder, Status,
-};
+use rpc_core::transport::PeerIdentity;
+use rpc_core::{CallError, ChannelBuilder, Code, Context, PollMode, ServerBuilder, Status};
 use tests::limit::patient_channel;
 use tests::scheme::Scheme;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 on_every_device! {
-    the_first_interceptor_is_the_outermost_at_both_ends,
+    the_first_interceptor_is_outermost_at_both_ends,
     a_call_that_is_refused_does_not_run,
     a_handler_reads_what_interceptors_know,
     each_end_of_a_call_is_told_once,
@@ -48,7 +47,7 @@ trait Desk {
 
 struct Clerk;
 
-/// Who an interceptor says that the caller is.
+/// The caller, as an interceptor identifies it.
 struct User(String);
 
 impl Desk for Clerk {
@@ -80,7 +79,7 @@ impl Desk for Clerk {
     }
 }
 
-/// Writes down what it sees.
+/// Logs its calls.
 struct Log {
     name: &'static str,
     lines: UnboundedSender<String>,
@@ -135,7 +134,7 @@ impl ClientInterceptor for Log {
     }
 }
 
-/// The next lines, in their order.
+/// The next lines, in order.
 async fn lines(lines: &mut Lines, count: usize) -> Vec<String> {
     let mut found = Vec::new();
     while found.len() < count {
@@ -160,7 +159,7 @@ async fn desk(address: &str, channel: ChannelBuilder) -> DeskClient {
     DeskClient::new(channel.connect(address).await.expect("connected"))
 }
 
-async fn the_first_interceptor_is_the_outermost_at_both_ends(scheme: Scheme) {
+async fn the_first_interceptor_is_outermost_at_both_ends(scheme: Scheme) {
     let (to, mut seen) = unbounded_channel();
     let server = server().interceptor(log("c", &to)).interceptor(log("d", &to));
     let text = format!("{server:?}");
@@ -244,7 +243,7 @@ struct Auth;
 
 impl ServerInterceptor for Auth {
     fn before(&self, call: &mut Inbound<'_>) -> Result<(), Status> {
-        let peer = match call.peer().map(|peer| &**peer) {
+        let peer = match call.peer() {
             Some(PeerIdentity::Process { pid, .. }) => format!("process {pid}"),
             Some(PeerIdentity::Network(address)) => format!("host {}", address.ip()),
             Some(PeerIdentity::SameProcess) => "myself".to_owned(),
@@ -314,7 +313,7 @@ async fn each_end_of_a_call_is_told_once(scheme: Scheme) {
     assert_eq!(lines(&mut here, 2).await, ended);
 }
 
-/// Panics where it is told to.
+/// Panics at the requested step.
 struct Clumsy {
     before: bool,
 }
@@ -373,7 +372,7 @@ async fn a_panic_costs_its_own_call(scheme: Scheme) {
     }
 }
 
-/// Keeps the counts of calls that have ended.
+/// Records the counts of ended calls.
 #[derive(Clone, Default)]
 struct Counts(Arc<Mutex<Vec<[u64; 6]>>>);
 
@@ -441,7 +440,7 @@ async fn a_deadline_may_be_brought_forward(scheme: Scheme) {
     let client = desk(&address, patient_channel()).await;
     let status = client.never().await.expect_err("no time");
     assert_eq!(status.code(), Code::DeadlineExceeded);
-    assert_eq!(status.message(), "Desk.never: the deadline that an interceptor set has passed");
+    assert_eq!(status.message(), "Desk.never: the deadline set by an interceptor has passed");
     let told = ["s before Desk.never", "s after Desk.never DeadlineExceeded"];
     assert_eq!(lines(&mut seen, 2).await, told);
 
@@ -450,7 +449,7 @@ async fn a_deadline_may_be_brought_forward(scheme: Scheme) {
     assert_eq!(client.never().await.expect_err("no time").code(), Code::DeadlineExceeded);
 }
 
-/// Gives panics another text.
+/// Replaces the text of panics.
 struct Soothe(Arc<dyn Dispatch>);
 
 impl Dispatch for Soothe {
@@ -499,7 +498,7 @@ async fn a_layer_sees_what_the_handler_becomes(scheme: Scheme) {
     let server = server().layer(other).add_service(DeskServer::new(Clerk));
     let error = server.bind(scheme.fresh_address()).await.expect_err("another service");
     let text = error.to_string();
-    assert!(text.contains("gives Other where it was given Desk"), "{text}");
+    assert!(text.contains("wraps Desk but has the descriptor of Other"), "{text}");
 }
 
 #[rpc_core::service]

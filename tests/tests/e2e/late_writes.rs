@@ -1,5 +1,5 @@
-//! Transfers that are given up at random steps, beside others: what the peer still writes lands in
-//! no other call's memory, neither in an arena nor in a reply slot.
+//! Transfers that are cancelled at random steps, concurrently with others: late writes of the peer
+//! land in no other call's memory, neither in an arena nor in a reply slot.
 //!
 //! The seed is printed; `RPC_TEST_SEED` repeats a run.
 
@@ -17,17 +17,18 @@ use crate::SERVER;
 use crate::random_frames::seed_word;
 
 on_every_device! {
-    transfers_that_are_given_up_write_into_no_other_call,
+    aborted_transfers_write_into_no_other_call,
 }
 
 const WAVES: u64 = 8;
-/// Calls of a wave that are given up, and as many before and after them that are not.
+/// Calls of a wave that are cancelled, and as many before and after them that are not.
 const CALLS: u64 = 6;
-/// Waves whose payloads are kept, and looked at again: what comes late changes what was right once.
+/// Waves whose payloads are kept and checked again: a late write would change a payload that was
+/// right before.
 const KEPT_WAVES: usize = 2;
 const LARGEST: u64 = 400_000;
 
-/// A call that has been started, and the payload that it gives.
+/// A started call, and the payload that it returns.
 struct Transfer {
     call: Pin<Box<dyn Future<Output = Result<Bulk, Status>>>>,
     size: usize,
@@ -35,7 +36,7 @@ struct Transfer {
 }
 
 impl Transfer {
-    /// Of a random size, down or there and back, into a slot or wherever it fits.
+    /// Of a random size, down or in both directions, into a slot or into any memory.
     fn start(client: &ProbeClient, random: &mut Rng) -> Self {
         let size = usize::try_from(20_000 + random.below(LARGEST)).expect("small");
         let seed = random.below(u64::MAX);
@@ -59,7 +60,7 @@ impl Transfer {
     }
 }
 
-/// A payload that has arrived, and what it must be for as long as it is held.
+/// A payload that has arrived, and the contents that it must keep.
 struct Arrived {
     bulk: Bulk,
     size: usize,
@@ -72,7 +73,7 @@ fn check(arrived: &[Arrived], when: &str) {
     }
 }
 
-async fn transfers_that_are_given_up_write_into_no_other_call(scheme: Scheme) {
+async fn aborted_transfers_write_into_no_other_call(scheme: Scheme) {
     let mut random = Rng::new(seed_word());
     let world = World::start(SERVER, scheme).await;
     let client = world.client().await;
@@ -82,13 +83,13 @@ async fn transfers_that_are_given_up_write_into_no_other_call(scheme: Scheme) {
         let mut honest: Vec<Transfer> = (0..CALLS).map(|_| start()).collect();
         let mut given_up: Vec<Transfer> = (0..CALLS).map(|_| start()).collect();
         while !given_up.is_empty() {
-            // Small calls pass the large ones, so each number of them is another step.
+            // Small calls pass the large ones, so each number of them cancels at another step.
             for a in 0..random.below(4) {
                 assert_eq!(client.add(a, 1).await, Ok(a + 1));
             }
             let at = usize::try_from(random.below(given_up.len() as u64)).expect("small");
             drop(given_up.swap_remove(at));
-            // Takes what memory there is.
+            // Takes the available memory.
             honest.push(Transfer::start(&client, &mut random));
         }
         let mut arrived = Vec::new();

@@ -1,11 +1,11 @@
 //! End to end: real clients and servers, in processes of their own wherever the scheme allows it.
 //!
 //! Each test has a server and a runtime of its own and ends within [`tests::limit::LIMIT`]. Where
-//! something must have happened before the test goes on, it waits for a mark of the handler or for
-//! an outcome, never for time.
+//! something must have happened before the test continues, it waits for a mark of the handler or
+//! for an outcome, never for time.
 //!
-//! With feature `verbs` there are tests over `rdma://` as well, with `rdma` in their names. Without
-//! a device they fail; `tests/e2e_in_lab` runs them on Soft-RoCE.
+//! With feature `verbs` there are also tests over `rdma://`, with `rdma` in their names. Without a
+//! device they fail; `tests/e2e_in_lab` runs them on Soft-RoCE.
 
 /// The server program.
 const SERVER: &str = env!("CARGO_BIN_EXE_probe_server");
@@ -55,7 +55,7 @@ macro_rules! on_every_scheme {
     };
 }
 
-/// Makes a test of each named function on every device: `auto://` ends in one of the others.
+/// Makes a test of each named function on every device: `auto://` resolves to another scheme.
 macro_rules! on_every_device {
     ($($name:ident),* $(,)?) => {
         on_scheme!(mem, Mem, $($name),*);
@@ -93,6 +93,7 @@ mod open_files;
 mod outages;
 mod paths;
 mod peer_death;
+mod places;
 mod poll_modes;
 mod random_frames;
 #[cfg(feature = "verbs")]

@@ -1,5 +1,5 @@
-//! Calls that the other side cannot serve: each has an error of its own that says what is wrong,
-//! and the connection and its other calls go on.
+//! Calls that the other side cannot serve: each has an error of its own that names the cause, and
+//! the connection and its other calls continue.
 
 use rpc_core::service::{Dispatch, MethodDescriptor, ReplyParts};
 use rpc_core::{Code, LinkConfig, Status};
@@ -13,22 +13,22 @@ use tests::world::{World, marked};
 use crate::SERVER;
 
 on_every_scheme! {
-    an_unknown_method_is_unimplemented_and_lists_what_is_there,
-    a_service_that_is_not_there_is_unimplemented_and_lists_what_is,
+    an_unknown_method_lists_the_services,
+    an_unknown_service_lists_the_services,
     a_changed_signature_fails_with_both_printed,
     a_changed_version_fails_with_both_printed,
     arguments_that_do_not_decode_name_the_method,
-    a_reply_larger_than_the_caller_takes_is_an_error,
+    a_too_large_reply_is_an_error,
     small_message_limits_still_carry_small_calls,
-    a_status_larger_than_the_caller_takes_is_not_lost,
+    a_too_large_status_is_not_lost,
     arguments_that_do_not_encode_name_the_method,
 }
 
 between_processes! {
-    a_request_larger_than_the_server_takes_is_an_error,
+    a_too_large_request_is_an_error,
 }
 
-/// Whether everything else still works.
+/// Checks that everything else still works.
 async fn check_alive(client: &ProbeClient) {
     assert_eq!(client.add(20, 22).await, Ok(42));
 }
@@ -45,7 +45,7 @@ trait Absent {
     async fn nothing(&self);
 }
 
-async fn an_unknown_method_is_unimplemented_and_lists_what_is_there(scheme: Scheme) {
+async fn an_unknown_method_lists_the_services(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let client = world.client().await;
     let running = client.hold(1).start();
@@ -57,7 +57,7 @@ async fn an_unknown_method_is_unimplemented_and_lists_what_is_there(scheme: Sche
     assert_eq!(running.await, Ok(1));
 }
 
-async fn a_service_that_is_not_there_is_unimplemented_and_lists_what_is(scheme: Scheme) {
+async fn an_unknown_service_lists_the_services(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let client = world.client().await;
     let absent = AbsentClient::new(client.channel().clone());
@@ -70,7 +70,7 @@ async fn a_changed_signature_fails_with_both_printed(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let client = world.client().await;
     let ledger = new::LedgerClient::new(client.channel().clone());
-    // Again and again: a refused signature is never taken for accepted.
+    // Repeatedly: a refused signature is never recorded as accepted.
     for _ in 0..3 {
         let status = ledger.enter("7".to_owned()).await.expect_err("it takes a number");
         check(&status, Code::FailedPrecondition, &["Ledger.enter", "u64", "str", "signature"]);
@@ -94,7 +94,7 @@ fn method(name: &str) -> &'static MethodDescriptor {
     methods.iter().find(|method| method.name == name).expect("it is there")
 }
 
-/// Calls a method with other arguments than its own.
+/// Calls a method with arguments of another type.
 async fn raw_call(
     client: &ProbeClient,
     name: &str,
@@ -118,7 +118,7 @@ async fn arguments_that_do_not_decode_name_the_method(scheme: Scheme) {
     check_alive(&client).await;
 }
 
-/// A value that refuses to be written.
+/// A value whose serialization fails.
 struct Unwritable;
 
 impl serde::Serialize for Unwritable {
@@ -135,7 +135,7 @@ async fn arguments_that_do_not_encode_name_the_method(scheme: Scheme) {
     check_alive(&client).await;
 }
 
-async fn a_reply_larger_than_the_caller_takes_is_an_error(scheme: Scheme) {
+async fn a_too_large_reply_is_an_error(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let link = LinkConfig::default().max_message_bytes(1 << 20);
     let client = world.client_with(|builder| builder.link(link)).await;
@@ -148,7 +148,7 @@ async fn a_reply_larger_than_the_caller_takes_is_an_error(scheme: Scheme) {
     assert_eq!(running.await, Ok(1));
 }
 
-async fn a_request_larger_than_the_server_takes_is_an_error(scheme: Scheme) {
+async fn a_too_large_request_is_an_error(scheme: Scheme) {
     let world = World::start_with(SERVER, scheme, &["--max-message", "1048576"]).await;
     let client = world.client().await;
     let running = client.hold(1).start();
@@ -176,7 +176,7 @@ async fn small_message_limits_still_carry_small_calls(scheme: Scheme) {
     check_alive(&client).await;
 }
 
-async fn a_status_larger_than_the_caller_takes_is_not_lost(scheme: Scheme) {
+async fn a_too_large_status_is_not_lost(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let link = LinkConfig::default().receive_buffer_bytes(256).max_message_bytes(256);
     let channel = world.channel_with(|builder| builder.link(link)).await;

@@ -1,4 +1,4 @@
-//! Processes that may open few files.
+//! Processes with a low limit on open files.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,23 +9,37 @@ use std::sync::mpsc;
 use rpc_core::Channel;
 use tokio::process::Command;
 
+use tests::probe::ProbeClient;
 use tests::scheme::Scheme;
 use tests::world::World;
 
 use crate::SERVER;
 
 mod between_processes {
-    on_scheme!(shm, ShmName, silent_peers_beyond_the_limit_on_open_files_keep_nobody_out);
-    on_scheme!(tcp, Tcp, silent_peers_beyond_the_limit_on_open_files_keep_nobody_out);
+    on_scheme!(
+        shm,
+        ShmName,
+        silent_peers_exhausting_files_block_nobody,
+        a_server_without_files_says_so_to_clients
+    );
+    on_scheme!(
+        tcp,
+        Tcp,
+        silent_peers_exhausting_files_block_nobody,
+        a_server_without_files_says_so_to_clients
+    );
+    on_scheme!(auto, Auto, a_server_without_files_says_so_to_clients);
 
-    use super::silent_peers_beyond_the_limit_on_open_files_keep_nobody_out;
+    use super::{
+        a_server_without_files_says_so_to_clients, silent_peers_exhausting_files_block_nobody,
+    };
 }
 
 const OPEN_FILES: usize = 64;
-/// As many as wait in a listener's backlog, so that an honest client finds a place there.
+/// As many as wait in a listener's backlog, so that an honest client finds room there.
 const PEERS: usize = 120;
 
-async fn silent_peers_beyond_the_limit_on_open_files_keep_nobody_out(scheme: Scheme) {
+async fn silent_peers_exhausting_files_block_nobody(scheme: Scheme) {
     let limit = OPEN_FILES.to_string();
     let world = World::start_with(SERVER, scheme, &["--open-files", &limit]).await;
     let (connected, each) = mpsc::channel();
@@ -50,12 +64,30 @@ async fn silent_peers_beyond_the_limit_on_open_files_keep_nobody_out(scheme: Sch
     }
 }
 
-/// Tells a child process that it is to run out of files, and where its server is.
+/// A regression: over tcp a client waited until its own time limit, and its error blamed firewalls.
+async fn a_server_without_files_says_so_to_clients(scheme: Scheme) {
+    let world = World::start_with(SERVER, scheme, &["--open-files", "32"]).await;
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        let error = loop {
+            match tests::limit::patient_channel().connect(&world.address).await {
+                Ok(channel) => clients.push(ProbeClient::new(channel)),
+                Err(error) => break error.to_string(),
+            }
+        };
+        assert!(error.contains("os error 24") && error.contains("ulimit -n"), "{error}");
+    }
+    for client in &clients {
+        assert_eq!(client.add(1, 1).await, Ok(2), "it stays");
+    }
+}
+
+/// Makes a child process run out of files, and gives it the server's address.
 const STARVED: &str = "RPC_E2E_STARVED";
 
-/// "bad configuration: no driver", without a word of the limit.
+/// A regression: "bad configuration: no driver", without mentioning the limit.
 #[test]
-fn a_client_without_files_says_which_limit_to_raise() {
+fn a_client_without_files_names_the_limit() {
     tests::limit::run(async {
         let world = World::start(SERVER, Scheme::Tcp).await;
         let mut child = Command::new(std::env::current_exe().unwrap());
@@ -65,7 +97,7 @@ fn a_client_without_files_says_which_limit_to_raise() {
     });
 }
 
-/// Not a test by itself: a client that may open one file more at a time until it connects.
+/// Not a test: a client that may open one file more at a time until it connects.
 #[test]
 fn starved_client() {
     let Ok(address) = std::env::var(STARVED) else { return };
@@ -87,7 +119,7 @@ fn starved_client() {
     });
 }
 
-/// A connection on which nothing is said.
+/// A silent connection.
 enum Silent {
     Shm(std::os::fd::OwnedFd),
     Tcp(TcpStream),

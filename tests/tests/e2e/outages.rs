@@ -1,13 +1,14 @@
-//! Servers that die, stop, move and come back under clients that keep one channel for all of it: no
-//! call is lost that may go again, none is carried out twice that may not.
+//! Servers that die, stop, move and come back while clients keep one channel: no call is lost that
+//! may be retried, none is executed twice that may not.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
+use rpc_core::client::HedgingPolicy;
 use rpc_core::client::resolve::StaticList;
-use rpc_core::{ChannelBuilder, Code, Context, HedgingPolicy, LinkConfig, PollMode, Status};
+use rpc_core::{ChannelBuilder, Code, Context, LinkConfig, PollMode, Status};
 use test_kit::Rng;
 use tests::ledger::{LedgerClient, LedgerFile};
 use tests::limit::{long, paced};
@@ -22,22 +23,22 @@ use tokio::task::JoinSet;
 use crate::{CLIENT, SERVER};
 
 between_processes! {
-    a_gateway_loses_nothing_over_twenty_kills_of_its_backends,
+    a_gateway_survives_twenty_backend_kills,
     a_rolling_restart_fails_no_call_at_all,
-    a_rolling_restart_fails_no_call_of_client_processes,
-    a_server_that_stops_and_goes_on_is_found_again,
-    calls_at_a_server_that_stops_are_answered_by_another,
+    a_rolling_restart_fails_no_call,
+    a_stopped_and_resumed_server_is_found_again,
+    a_stopped_servers_calls_are_answered_elsewhere,
     chaos,
 }
 
-/// Calls that are under way at once.
+/// Concurrent calls.
 const CALLERS: u64 = 16;
 
 fn patient() -> ChannelBuilder {
     tests::device::channel().poll_mode(PollMode::Event).wait_for_ready(true)
 }
 
-/// A server that is started again at its address.
+/// A server that is restarted at its address.
 struct Backend {
     address: String,
     child: Child,
@@ -65,14 +66,14 @@ impl Backend {
         self.child.kill().await;
     }
 
-    /// Ends in order: what it has begun it finishes.
+    /// Ends in order: it completes the calls that it has begun.
     async fn shut_down(&mut self) {
         self.child.command(SHUTDOWN).await;
         assert_eq!(self.child.expect(STOPPED).await, "ok");
         self.child.kill().await;
     }
 
-    /// The same as an init system does it.
+    /// Ends in order by SIGTERM, as an init system does it.
     async fn terminate(&mut self) {
         self.child.terminate();
         assert_eq!(self.child.expect(STOPPED).await, "ok");
@@ -80,7 +81,7 @@ impl Backend {
     }
 }
 
-/// Callers, each at all of the clients.
+/// Callers, each with all of the clients.
 struct Load {
     tally: Arc<Tally>,
     callers: JoinSet<Vec<u64>>,
@@ -95,7 +96,7 @@ impl Load {
         Self { tally, callers }
     }
 
-    /// Ends it, and compares what the callers know with what was done.
+    /// Ends the load, and compares the callers' certain results with the ledger.
     async fn check(mut self, ledger: &LedgerFile) -> u64 {
         self.tally.stop();
         let mut sure = Vec::new();
@@ -140,7 +141,7 @@ impl Gateway for Front {
     }
 }
 
-/// Requests through the gateway: each one has its answer.
+/// Requests through the gateway: each one is answered.
 async fn requests(gateway: GatewayClient, tally: Arc<Tally>) -> Vec<u64> {
     let mut booked = Vec::new();
     while tally.goes_on() {
@@ -162,7 +163,7 @@ async fn requests(gateway: GatewayClient, tally: Arc<Tally>) -> Vec<u64> {
     booked
 }
 
-async fn a_gateway_loses_nothing_over_twenty_kills_of_its_backends(scheme: Scheme) {
+async fn a_gateway_survives_twenty_backend_kills(scheme: Scheme) {
     let ledger = Arc::new(LedgerFile::new());
     let mut backends =
         [Backend::start(scheme, &ledger).await, Backend::start(scheme, &ledger).await];
@@ -182,7 +183,7 @@ async fn a_gateway_loses_nothing_over_twenty_kills_of_its_backends(scheme: Schem
         callers.spawn(requests(GatewayClient::new(channel.clone()), Arc::clone(&tally)));
     }
     let mut early = None;
-    // At an emulated machine, which is told by its pace, a few show as much.
+    // On an emulated machine, recognized by its pace, a few are enough.
     let kills = if paced(DEADLINE) > DEADLINE { 8 } else { 20 };
     for round in 0..kills {
         tally.advance(100).await;
@@ -203,8 +204,8 @@ async fn a_gateway_loses_nothing_over_twenty_kills_of_its_backends(scheme: Schem
     serving.abort();
 }
 
-/// Two servers end in order, one after the other, and are started again; eight channels, each to
-/// both. What is in flight is finished, what is not goes to the successor: not one call fails.
+/// Two servers end in order, one after the other, and are restarted; eight channels connect to
+/// both. Calls in flight are completed, others go to the successor: not one call fails.
 async fn a_rolling_restart_fails_no_call_at_all(scheme: Scheme) {
     let ledger = Arc::new(LedgerFile::new());
     let mut backends =
@@ -226,16 +227,16 @@ async fn a_rolling_restart_fails_no_call_at_all(scheme: Scheme) {
     assert_eq!(load.check(&ledger).await, 0, "nothing fails, idempotent or not");
 }
 
-/// Two servers behind a list, each with a ledger of its own, and eight processes that call both. Each
-/// server ends by SIGTERM, after it has served something, and is started again: no process sees a call
-/// fail, and nothing is done twice.
-async fn a_rolling_restart_fails_no_call_of_client_processes(scheme: Scheme) {
+/// Two servers behind a list, each with a ledger of its own, and eight processes that call both.
+/// Each server ends by SIGTERM, after it has served something, and is restarted: no process sees a
+/// call fail, and nothing is executed twice.
+async fn a_rolling_restart_fails_no_call(scheme: Scheme) {
     let mut backends = [
         Backend::start(scheme, &Arc::new(LedgerFile::new())).await,
         Backend::start(scheme, &Arc::new(LedgerFile::new())).await,
     ];
     let [first, second] = [0, 1].map(|number: usize| backends[number].address.clone());
-    // At an emulated machine, which is told by its pace, a few show as much.
+    // On an emulated machine, recognized by its pace, a few are enough.
     let count = if paced(DEADLINE) > DEADLINE { 3 } else { 8 };
     let mut clients: Vec<_> = (0..count)
         .map(|number: u64| {
@@ -281,7 +282,7 @@ async fn a_rolling_restart_fails_no_call_of_client_processes(scheme: Scheme) {
     assert_eq!(done, sure.len(), "nothing is done that nobody knows of");
 }
 
-async fn a_server_that_stops_and_goes_on_is_found_again(scheme: Scheme) {
+async fn a_stopped_and_resumed_server_is_found_again(scheme: Scheme) {
     let ledger = Arc::new(LedgerFile::new());
     let backend = Backend::start(scheme, &ledger).await;
     let silence = paced(Duration::from_millis(100));
@@ -299,8 +300,8 @@ async fn a_server_that_stops_and_goes_on_is_found_again(scheme: Scheme) {
     assert_eq!(ledgers.book(8).timeout(DEADLINE).await, Ok(8));
 }
 
-/// Hedging, at work: half of the calls begin at a server that does nothing any more.
-async fn calls_at_a_server_that_stops_are_answered_by_another(scheme: Scheme) {
+/// Hedging: half of the calls begin at a server that no longer does anything.
+async fn a_stopped_servers_calls_are_answered_elsewhere(scheme: Scheme) {
     let mut backends = Vec::new();
     for _ in 0..2 {
         backends.push(Backend::start(scheme, &Arc::new(LedgerFile::new())).await);
@@ -317,7 +318,7 @@ async fn calls_at_a_server_that_stops_are_answered_by_another(scheme: Scheme) {
         assert_eq!(client.book(next).timeout(DEADLINE).await, Ok(next));
     }
     backends[0].child.stop();
-    // No more than there may be second attempts at once.
+    // No more than the allowed number of concurrent hedges.
     let reads = (0..8).map(|id| client.read(id).timeout(DEADLINE).start());
     for (id, read) in (0..).zip(join_all(reads).await) {
         assert_eq!(read, Ok(id));
@@ -379,9 +380,9 @@ async fn chaos(scheme: Scheme) {
     assert!(late.rss_bytes <= early.rss_bytes + (32 << 20), "{early:?} {late:?}");
 }
 
-/// `auto://` chooses anew with each connection.
+/// `auto://` chooses anew for each connection.
 #[test]
-fn a_server_that_comes_back_on_another_path_is_found_there() {
+fn a_server_back_on_another_path_is_found() {
     tests::limit::run(async {
         let ledger = Arc::new(LedgerFile::new());
         let mut backend = Backend::start(Scheme::Auto, &ledger).await;
@@ -404,7 +405,7 @@ fn a_server_that_comes_back_on_another_path_is_found_there() {
     });
 }
 
-/// What is asked for is what errors name, not what `auto://` made of it.
+/// Errors name the requested address, not the one that `auto://` chose.
 #[test]
 fn errors_name_the_address_that_was_asked_for() {
     tests::limit::run(async {

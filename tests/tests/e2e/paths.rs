@@ -1,8 +1,10 @@
-//! Ways to a server: several at once, the one that `auto://` takes, and that it says so.
+//! Paths to a server: several at once, the one that `auto://` chooses, and that it reports the
+//! choice.
 
 use std::sync::Arc;
 
-use rpc_core::{Address, PeerIdentity, PollMode};
+use rpc_core::transport::PeerIdentity;
+use rpc_core::{Address, PollMode};
 use tests::journal::Journal;
 use tests::limit;
 use tests::probe::{ProbeClient, ProbeServer};
@@ -13,7 +15,7 @@ use tests::world::World;
 use crate::SERVER;
 
 #[test]
-fn auto_takes_shared_memory_on_one_host_and_says_so() {
+fn auto_takes_shared_memory_on_one_host() {
     limit::run(async {
         let world = World::start(SERVER, Scheme::Auto).await;
         let channel = world.channel_with(|builder| builder).await;
@@ -29,7 +31,7 @@ fn auto_takes_shared_memory_on_one_host_and_says_so() {
 }
 
 #[test]
-fn auto_at_a_plain_tcp_server_takes_tcp_and_says_so() {
+fn auto_at_a_plain_tcp_server_takes_tcp() {
     limit::run(async {
         let world = World::start(SERVER, Scheme::Tcp).await;
         let address = world.address.replace("tcp://", "auto://");
@@ -42,7 +44,7 @@ fn auto_at_a_plain_tcp_server_takes_tcp_and_says_so() {
 }
 
 #[test]
-fn tcp_at_an_auto_server_is_never_turned_into_something_else() {
+fn tcp_at_an_auto_server_stays_tcp() {
     limit::run(async {
         let world = World::start(SERVER, Scheme::Auto).await;
         let address = world.address.replace("auto://", "tcp://");
@@ -76,7 +78,7 @@ fn one_server_serves_every_scheme_at_once() {
             let channel = builder.connect(address.to_string()).await.expect("it listens");
             clients.push(ProbeClient::new(channel));
         }
-        // A gate that is opened through one way lets those pass who came by another.
+        // Opening a gate over one path releases calls that came over another.
         let held: Vec<_> = clients.iter().map(|client| client.hold(1).start()).collect();
         clients[0].open(1).await.expect("opened");
         for held in held {

@@ -1,10 +1,11 @@
-//! A peer killed with calls in flight: each call ends once, the survivor lives on.
+//! A peer is killed with calls in flight: each call ends once, the survivor lives on.
 
 use std::error::Error;
 use std::time::Duration;
 
 use futures::future::join_all;
-use rpc_core::{CloseCause, Code, ConnectError, LinkConfig};
+use rpc_core::transport::CloseCause;
+use rpc_core::{Code, ConnectError, LinkConfig};
 use tests::limit::paced;
 use tests::probe::{Mark, ProbeClient};
 
@@ -17,11 +18,11 @@ use crate::{CLIENT, SERVER};
 between_processes! {
     a_killed_server_ends_every_call_once,
     a_killed_server_ends_calls_with_large_payloads,
-    a_new_server_takes_the_address_of_a_killed_one,
-    a_killed_client_frees_its_handlers_and_harms_nobody,
+    a_killed_servers_address_is_reusable,
+    a_killed_client_frees_its_handlers,
     calls_after_the_death_say_why,
-    a_server_that_answers_no_ping_is_given_up,
-    a_client_that_answers_no_ping_is_given_up,
+    a_server_without_pongs_is_given_up,
+    a_client_without_pongs_is_given_up,
     silence_is_no_death_while_pings_are_answered,
 }
 
@@ -31,14 +32,14 @@ async fn a_killed_server_ends_every_call_once(scheme: Scheme) {
     let calls: Vec<_> = (0..200).map(|_| client.hold(1).start()).collect();
     marked(&other, 1, Mark::Started, 200).await;
     world.process().kill().await;
-    // A future that has given its outcome cannot be polled again, so each gives one.
+    // A completed future cannot be polled again, so each has one outcome.
     let outcomes = join_all(calls).await;
     assert_eq!(outcomes.len(), 200);
     let first = outcomes[0].clone().expect_err("the server is dead");
     for outcome in outcomes {
         let status = outcome.expect_err("the server is dead");
         assert_eq!(status.code(), Code::Unavailable, "{status}");
-        // It ran, so another try may run it twice.
+        // It ran, so a retry may run it twice.
         assert!(!status.is_retryable(), "{status}");
         assert_eq!(status.message(), first.message(), "one cause for all");
         let cause = status.source().and_then(|source| source.downcast_ref::<CloseCause>());
@@ -66,7 +67,7 @@ async fn a_killed_server_ends_calls_with_large_payloads(scheme: Scheme) {
     }
 }
 
-async fn a_new_server_takes_the_address_of_a_killed_one(scheme: Scheme) {
+async fn a_killed_servers_address_is_reusable(scheme: Scheme) {
     let mut world = World::start(SERVER, scheme).await;
     let address = world.address.clone();
     let client = world.client().await;
@@ -81,11 +82,11 @@ async fn a_new_server_takes_the_address_of_a_killed_one(scheme: Scheme) {
     assert_eq!(same, address);
     let again = world.client().await;
     assert_eq!(again.add(2, 2).await, Ok(4));
-    // The client of the old server finds the new one by itself.
+    // The client of the old server finds the new one on its own.
     assert_eq!(client.add(1, 1).wait_for_ready(true).await, Ok(2));
 }
 
-async fn a_killed_client_frees_its_handlers_and_harms_nobody(scheme: Scheme) {
+async fn a_killed_client_frees_its_handlers(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let witness = world.client().await;
     let own = witness.hold(2).start();
@@ -116,13 +117,13 @@ async fn calls_after_the_death_say_why(scheme: Scheme) {
     }
 }
 
-/// The silence after which there is a ping.
+/// The silence after which a ping is sent.
 fn silence() -> Duration {
     paced(Duration::from_millis(100))
 }
 
-/// How long it may take to be answered. A host that is busy elsewhere stops an emulated machine for seconds, and
-/// all others of these tests with it, which are to live on.
+/// Longest time for a pong. A host that is busy elsewhere stops an emulated machine for seconds,
+/// and with it all others of these tests, which must live on.
 fn patience() -> Duration {
     5 * silence()
 }
@@ -137,12 +138,12 @@ async fn impatient_server(scheme: Scheme) -> World {
     World::start_with(SERVER, scheme, &options).await
 }
 
-async fn a_server_that_answers_no_ping_is_given_up(scheme: Scheme) {
+async fn a_server_without_pongs_is_given_up(scheme: Scheme) {
     let mut world = World::start(SERVER, scheme).await;
     let client = world.client_with(|builder| builder.link(impatient())).await;
     let held = client.hold(1).start();
     marked(&client, 1, Mark::Started, 1).await;
-    // Alive for the kernel, dead for everybody else.
+    // Alive for the kernel, dead for all peers.
     world.process().stop();
     let status = held.await.expect_err("the server does nothing any more");
     assert_eq!(status.code(), Code::Unavailable, "{status}");
@@ -152,7 +153,7 @@ async fn a_server_that_answers_no_ping_is_given_up(scheme: Scheme) {
     assert_eq!(world.client().await.add(1, 1).await, Ok(2));
 }
 
-async fn a_client_that_answers_no_ping_is_given_up(scheme: Scheme) {
+async fn a_client_without_pongs_is_given_up(scheme: Scheme) {
     let world = impatient_server(scheme).await;
     let witness = world.client().await;
     let mut silent = Child::start(CLIENT, ["--address", &world.address, "hold", "1", "10"]);
@@ -167,7 +168,7 @@ async fn silence_is_no_death_while_pings_are_answered(scheme: Scheme) {
     let world = impatient_server(scheme).await;
     let client = world.client_with(|builder| builder.link(impatient())).await;
     assert_eq!(client.add(1, 1).await, Ok(2));
-    // Without a call nothing else leaves than Pings, and Pongs for those of the server.
+    // Without calls only Pings leave, and Pongs for the server's Pings.
     let channel = client.channel();
     let posted = || channel.link_metrics().map(|metrics| metrics.counters.posted.data);
     let before = posted().expect("it is connected");

@@ -1,4 +1,4 @@
-//! Every way of waiting gives the same answers.
+//! Every poll mode gives the same answers.
 
 use futures::future::poll_immediate;
 use rpc_core::PollMode;
@@ -13,7 +13,7 @@ between_processes! {
     a_busy_client_and_a_busy_server,
     an_adaptive_client_spins_and_parks,
     an_event_client_of_a_busy_server,
-    calls_that_are_dropped_or_forgotten_while_they_spin_hold_up_nobody,
+    dropped_calls_that_spin_block_nobody,
 }
 
 async fn a_busy_client_and_a_busy_server(scheme: Scheme) {
@@ -38,13 +38,13 @@ async fn calls(scheme: Scheme, server_mode: &str, client_mode: PollMode) {
     assert!((0..).zip(sums).all(|(a, sum)| sum == Ok(a + 2)));
     let data = pattern(300_000, 1);
     assert_eq!(client.digest(&data).await, Ok((300_000, checksum(&data))));
-    // Long enough for everybody to park; whoever has not, must be right as well.
+    // Long enough for every thread to park; a thread that has not parked must be right as well.
     tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     assert_eq!(client.add(1, 1).await, Ok(2));
 }
 
-/// Callers poll in place of the driver: here the one that does so is dropped, or never polled again.
-async fn calls_that_are_dropped_or_forgotten_while_they_spin_hold_up_nobody(scheme: Scheme) {
+/// Callers poll in place of the driver: here the polling caller is dropped, or never polled again.
+async fn dropped_calls_that_spin_block_nobody(scheme: Scheme) {
     let world = World::start_with(SERVER, scheme, &["--poll-mode", "adaptive"]).await;
     let mut rng = Rng::new(7);
     for mode in [PollMode::Adaptive, PollMode::Busy] {

@@ -1,12 +1,13 @@
-//! What only a real device has: one-sided access by a peer that was never given a key, a peer of
-//! another protocol, protection domains, the device's own counters and registrations.
+//! Behaviour that only a real device has: one-sided access by a peer that never received a key, a
+//! peer of another protocol, protection domains, the device's own counters and registrations.
 
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
 use futures::future::{join_all, try_join_all};
 use rpc_core::service::Dispatch;
-use rpc_core::{Bulk, Isolation, LinkConfig};
+use rpc_core::transport::Isolation;
+use rpc_core::{Bulk, LinkConfig};
 use rpc_transport::device::{Capabilities, RemoteSlice};
 use rpc_transport::protocol::handshake::{Features, Offer};
 use tests::hostile::bytes::{data, hello, link_header, request, session_of};
@@ -20,12 +21,12 @@ use tests::world::World;
 
 use crate::SERVER;
 
-/// Keys that somebody might guess: the ends, and the first ones that devices give out.
+/// Keys that an attacker might guess: the extremes, and the first ones that devices allocate.
 fn guessed_keys() -> impl Iterator<Item = u32> {
     [0, u32::MAX].into_iter().chain((0..6).map(|index| index << 8 | 1)).chain(1..4)
 }
 
-/// Each key is tried by a peer of its own.
+/// Tries each key with a peer of its own.
 fn keys_are_guessed(attack: impl AsyncFn(&mut HostilePeer, RemoteSlice)) {
     limit::run(async {
         let world = World::start(SERVER, Scheme::Rdma).await;
@@ -45,20 +46,20 @@ fn keys_are_guessed(attack: impl AsyncFn(&mut HostilePeer, RemoteSlice)) {
 }
 
 #[test]
-fn guessed_keys_end_their_own_connection_alone_over_rdma() {
+fn guessed_keys_end_their_connection_over_rdma() {
     keys_are_guessed(async |peer, target| peer.write(target, &[0xab; 4096]));
 }
 
 #[test]
-fn guessed_keys_of_reads_and_immediates_end_their_own_connection_alone_over_rdma() {
+fn guessed_keys_of_reads_and_immediates_over_rdma() {
     tests::device::needs(Capabilities::READ.with(Capabilities::WRITE_WITH_IMM));
     keys_are_guessed(async |peer, target| peer.read(target, 4096));
     keys_are_guessed(async |peer, target| peer.write_with_imm(target, &[0xab; 64], 7));
 }
 
-/// rdmacm-utils' rping comes with a request of its own kind.
+/// rdmacm-utils' rping sends a request of its own protocol.
 #[test]
-fn a_peer_of_another_protocol_is_refused_over_rdma() {
+fn another_protocol_is_refused_over_rdma() {
     limit::run(async {
         let world = World::start(SERVER, Scheme::Rdma).await;
         let honest = world.client().await;
@@ -74,7 +75,8 @@ fn a_peer_of_another_protocol_is_refused_over_rdma() {
     });
 }
 
-/// Protection domains of a server, as the kernel counts them: it names the thread that made each.
+/// Protection domains of a server, as the kernel counts them: it names the thread that created
+/// each.
 async fn domains_of(server: u32) -> usize {
     let text = output_there("rdma", &["resource", "show", "pd"]).await;
     let threads = output_there("ls", &[&format!("/proc/{server}/task")]).await;
@@ -84,7 +86,7 @@ async fn domains_of(server: u32) -> usize {
 }
 
 #[test]
-fn isolated_connections_have_domains_of_their_own_over_rdma() {
+fn isolated_connections_have_own_domains_over_rdma() {
     limit::run(async {
         for (options, more) in [(&[][..], 0), (&["--isolated"][..], 5)] {
             let world = World::start_with(SERVER, Scheme::Rdma, options).await;
@@ -100,7 +102,7 @@ fn isolated_connections_have_domains_of_their_own_over_rdma() {
             }
             assert_eq!(domains_of(world.pid()).await, before + more);
             drop(clients);
-            // They go with their connections; what stays ends this by the test's limit.
+            // They go with their connections; if one stays, the test's limit ends this loop.
             while domains_of(world.pid()).await != before {
                 tokio::task::yield_now().await;
             }
@@ -113,14 +115,14 @@ fn isolated_connections_have_domains_of_their_own_over_rdma() {
     });
 }
 
-/// A peer that takes part in arenas, and the one that the server gave it.
+/// A peer that uses arenas, and the arena that the server advertised.
 async fn peer_with_arena(address: &str) -> (HostilePeer, RemoteSlice) {
     let features = Features::ACK_IMMEDIATE.with(Features::ARENA);
     let offer = Offer::new(&LinkConfig::default(), features, 7);
     let peer = HostilePeer::connect_saying(address, &offer.to_request()).await;
     let mut peer = peer.expect("an honest handshake");
     peer.send(&data(&hello(0)));
-    // A Release frame that says no more than STARVED.
+    // A Release frame with only the STARVED flag.
     peer.send(&link_header(3, 0x20, 0, 0));
     loop {
         let Heard::Frame(frame, _) = peer.hear().await else { panic!("the server is gone") };
@@ -134,7 +136,7 @@ async fn peer_with_arena(address: &str) -> (HostilePeer, RemoteSlice) {
     }
 }
 
-/// Whether the server still answers a peer: `Probe.nothing` in a slot that was not used before.
+/// Whether the server still answers a peer: `Probe.nothing` in an unused slot.
 async fn is_served(peer: &mut HostilePeer, slot: u32) -> bool {
     let server = ProbeServer::new(ProbeService::default());
     let methods = server.descriptor().methods;
@@ -149,9 +151,10 @@ async fn is_served(peer: &mut HostilePeer, slot: u32) -> bool {
     }
 }
 
-/// The two settings of [`Isolation`]: what a peer can do that has learned another connection's key.
+/// The two settings of [`Isolation`]: the abilities of a peer that has learned another connection's
+/// key.
 #[test]
-fn keys_of_another_connection_work_in_a_shared_domain_alone_over_rdma() {
+fn foreign_keys_need_a_shared_domain_over_rdma() {
     limit::run(async {
         for (options, is_shared) in [(&[][..], true), (&["--isolated"][..], false)] {
             let world = World::start_with(SERVER, Scheme::Rdma, options).await;
@@ -159,12 +162,12 @@ fn keys_of_another_connection_work_in_a_shared_domain_alone_over_rdma() {
             let (mut owner, arena) = peer_with_arena(&world.address).await;
             let (mut thief, own) = peer_with_arena(&world.address).await;
             assert_ne!(arena.rkey, own.rkey);
-            // Its own arena takes what it writes, under either setting.
+            // Its own arena accepts its writes, under either setting.
             thief.write(own, &[1; 4096]);
             assert!(is_served(&mut thief, 0).await);
             thief.write(arena, &[0xab; 4096]);
             assert_eq!(is_served(&mut thief, 1).await, is_shared, "{options:?}");
-            // It is the thief's connection that ends, and nobody's calls.
+            // Only the thief's connection ends, without effect on other calls.
             assert!(is_served(&mut owner, 0).await, "{options:?}");
             let payload = pattern(300_000, 3);
             assert_eq!(honest.echo(&payload).await.as_ref(), Ok(&payload));
@@ -179,10 +182,10 @@ async fn counter(name: &str) -> u64 {
     text.trim().parse().expect("the kernel's number")
 }
 
-/// Soft-RoCE counts packets, and SENDs that have been received, but not WRITEs: what came in packets
-/// and cannot have come in the RECVs was written.
+/// Soft-RoCE counts packets, and received SENDs, but not WRITEs: bytes that came in packets and
+/// cannot have come in the RECVs were written.
 #[test]
-fn the_device_counts_writes_of_large_payloads_over_rdma() {
+fn the_device_counts_payload_writes_over_rdma() {
     const BYTES: u64 = 1 << 20;
     const CALLS: u64 = 8;
     const MTU: u64 = 4096;
@@ -207,7 +210,7 @@ fn the_device_counts_writes_of_large_payloads_over_rdma() {
     });
 }
 
-/// Calls with payloads of every kind, all at once.
+/// Concurrent calls with payloads of every kind.
 async fn load(client: &ProbeClient) {
     let data = pattern(700_000, 5);
     let slot = || client.channel().bulk_pool().slot(data.len()).expect("a slot");
@@ -222,10 +225,10 @@ async fn load(client: &ProbeClient) {
     assert!(vectors.into_iter().all(|bytes| bytes.expect("echoed") == data));
 }
 
-/// Nothing is registered on the way of a call. What both ends have grown to under a threefold load
-/// serves a single one; what of it lies idle may go.
+/// A call registers nothing. The registrations that both ends made under a threefold load serve a
+/// single one; idle ones may go.
 #[test]
-fn registrations_stay_the_same_under_large_payloads_over_rdma() {
+fn registrations_are_stable_under_payloads_over_rdma() {
     limit::run(async {
         let world = World::start(SERVER, Scheme::Rdma).await;
         let client = world.client().await;
@@ -234,14 +237,14 @@ fn registrations_stay_the_same_under_large_payloads_over_rdma() {
             let here = Command::new("rdma").args(show).output();
             let here = String::from_utf8_lossy(&here.expect("iproute2's rdma").stdout).into_owned();
             let there = output_there("rdma", &show).await;
-            // Numbers and keys are not used again soon, so a line is one registration.
+            // Numbers and keys are not reused soon, so a line is one registration.
             let ends = [("here", here), ("there", there)];
             let lines = |(end, text): &(&str, String)| {
                 text.lines().map(|line| format!("{end}: {line}")).collect::<Vec<_>>()
             };
             ends.iter().flat_map(lines).collect::<BTreeSet<_>>()
         };
-        // Windows grow to their last size, and with them receive buffers, by calls in numbers.
+        // Windows grow to their final size, and receive buffers with them, only under many calls.
         for _ in 0..8 {
             try_join_all((0..200).map(|a| client.add(a, 1))).await.expect("all are answered");
         }

@@ -1,4 +1,4 @@
-//! `rpc.Reflect` and `rpc.Stats`: what a server tells of itself.
+//! `rpc.Reflect` and `rpc.Stats`: a server's reports about itself.
 
 use rpc_core::reflect::{ReflectClient, StatsClient};
 use rpc_core::stream::{self, Stream, Streaming};
@@ -8,9 +8,9 @@ use tests::scheme::Scheme;
 use tokio::task::JoinHandle;
 
 on_every_device! {
-    services_and_methods_are_described_as_they_were_written,
+    services_and_methods_are_described_as_written,
     schemas_are_those_of_the_types,
-    what_is_not_there_is_said_with_what_is,
+    unknown_names_list_the_known_ones,
     the_stats_of_a_server_count_its_calls,
     a_server_tells_nothing_unasked,
 }
@@ -78,7 +78,7 @@ impl Drop for Here {
     }
 }
 
-async fn services_and_methods_are_described_as_they_were_written(scheme: Scheme) {
+async fn services_and_methods_are_described_as_written(scheme: Scheme) {
     let (_here, reflect) = Here::reflecting(scheme).await;
     let services = reflect.services().await.expect("services");
     let names: Vec<&str> = services.iter().map(|service| &*service.name).collect();
@@ -108,9 +108,12 @@ async fn schemas_are_those_of_the_types(scheme: Scheme) {
     assert_eq!(add, ["0: u64", "1: option", "1?: u64", "result: u64"]);
     let running = reflect.schema("Adder.running").await.expect("known");
     assert_eq!(running, ["0: u64", "sent item: u64", "item: u64"]);
+    let add = reflect.types("Adder.add").await.expect("known");
+    let expected = "argument left: #0\nargument type?: #1\nresult: #0\n#0 u64\n#1 option #0\n";
+    assert_eq!(add, expected);
 }
 
-async fn what_is_not_there_is_said_with_what_is(scheme: Scheme) {
+async fn unknown_names_list_the_known_ones(scheme: Scheme) {
     let (_here, reflect) = Here::reflecting(scheme).await;
     let service = Status::from(reflect.methods("Added").await.expect_err("there is none"));
     let method = Status::from(reflect.schema("Adder.ad").await.expect_err("there is none"));

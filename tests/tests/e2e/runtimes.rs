@@ -1,4 +1,4 @@
-//! Runtimes: every flavour, calls from other ones, blocking clients, and a runtime that goes away.
+//! Runtimes: every flavour, calls from other ones, blocking clients, and a runtime that shuts down.
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Poll;
 
 use rpc_core::interceptor::{ClientInterceptor, Outbound};
-use rpc_core::{CallError, Code, PollMode, Status, WhenFull};
+use rpc_core::transport::WhenFull;
+use rpc_core::{CallError, Code, PollMode, Status};
 use tests::limit::{self, Watchdog};
 use tests::probe::{Mark, ProbeBlockingClient, ProbeClient, ProbeError};
 use tests::scheme::Scheme;
@@ -80,12 +81,12 @@ fn client_and_server_on_the_same_single_thread() {
 }
 
 #[test]
-fn calls_work_from_a_runtime_that_does_not_drive_the_channel() {
+fn calls_work_from_another_runtime() {
     let _watchdog = Watchdog::within(limit::LIMIT);
     for scheme in SCHEMES {
         let (home, world) = server(scheme, &[]);
         let client = limit::block_on(&home, connect(&world.address));
-        // Without I/O and time: nothing of the call needs them here.
+        // Without I/O and time: the call needs neither here.
         let elsewhere = Builder::new_current_thread().build().expect("a runtime");
         for a in 0..50 {
             assert_eq!(elsewhere.block_on(async { client.add(a, 1).await }), Ok(a + 1));
@@ -139,7 +140,7 @@ fn park_on<F: Future + Unpin>(mut future: F) -> F::Output {
 }
 
 #[test]
-fn calls_end_when_the_runtime_that_drives_them_goes_away() {
+fn calls_end_with_their_drivers_runtime() {
     let _watchdog = Watchdog::within(limit::LIMIT);
     for scheme in SCHEMES {
         let (home, world) = server(scheme, &[]);
@@ -157,7 +158,7 @@ fn calls_end_when_the_runtime_that_drives_them_goes_away() {
                 assert_eq!(status.code(), Code::Unavailable, "{status}");
                 assert!(status.message().contains("runtime"), "{status}");
             }
-            // The server has noticed. New calls make a connection in the runtime that they are in.
+            // The server has noticed. New calls make a connection in their own runtime.
             assert_eq!(client.add(1, 1).await, Ok(2));
             assert!(client.channel().close_cause().is_none());
             assert_eq!(witness.wait_for(1, Mark::Cancelled, 20).await, Ok(20));
@@ -167,7 +168,7 @@ fn calls_end_when_the_runtime_that_drives_them_goes_away() {
 }
 
 #[test]
-fn a_server_whose_runtime_goes_away_ends_its_clients_calls() {
+fn a_servers_runtime_end_ends_calls() {
     let _watchdog = Watchdog::within(limit::LIMIT);
     let (home, short_lived) = (multi_thread(), multi_thread());
     let world = limit::block_on(&short_lived, World::start(SERVER, Scheme::Mem));
@@ -235,7 +236,7 @@ fn a_blocking_client_inside_a_runtime_says_so() {
     drop(world);
 }
 
-/// Without unwinding only the first panic is ever seen, so it has to be the one that helps.
+/// Without unwinding only the first panic is ever seen, so the first one has to be the helpful one.
 #[test]
 fn a_blocking_client_inside_a_runtime_panics_once() {
     thread_local! {
@@ -271,7 +272,7 @@ fn a_blocking_client_inside_a_runtime_panics_once() {
 }
 
 #[test]
-fn a_blocking_client_of_a_killed_server_gets_an_error() {
+fn a_killed_servers_blocking_client_fails() {
     let _watchdog = Watchdog::within(limit::LIMIT);
     let (home, mut world) = server(Scheme::ShmName, &[]);
     let client = ProbeBlockingClient::connect(&world.address).expect("the server is up");
@@ -287,7 +288,7 @@ fn a_blocking_client_of_a_killed_server_gets_an_error() {
     drop(world);
 }
 
-/// How many calls a task makes before another task of its thread gets a turn.
+/// Number of calls that a task makes before another task of its thread gets a turn.
 async fn calls_before_others<F: Future>(mut call: impl FnMut() -> F) -> usize {
     const MANY: usize = 10_000;
     let other = tokio::spawn(async {});
@@ -309,9 +310,9 @@ impl ClientInterceptor for Refuse {
     }
 }
 
-/// A loop that tries again and again must not keep from running what would make it succeed.
+/// A loop of retries must not starve the task that would make it succeed.
 #[test]
-fn calls_that_fail_at_once_leave_their_thread_to_others() {
+fn immediately_failing_calls_yield_their_thread() {
     limit::run_single(async {
         let world = World::start(SERVER, Scheme::Mem).await;
         let client = connect(&world.address).await;
@@ -329,7 +330,7 @@ fn calls_that_fail_at_once_leave_their_thread_to_others() {
     });
 }
 
-/// Polls once, when the task has used up its turn.
+/// Polls once, when the task has used up its budget.
 async fn poll_after_the_turn<F: Future>(mut call: Pin<&mut F>) -> Poll<F::Output> {
     poll_fn(|cx| {
         while let Poll::Ready(turn) = coop::poll_proceed(cx) {
@@ -340,9 +341,10 @@ async fn poll_after_the_turn<F: Future>(mut call: Pin<&mut F>) -> Poll<F::Output
     .await
 }
 
-/// So those that get the thread meanwhile find a call in flight, and do not wait for their own in turn.
+/// So tasks that get the thread in the meantime find a call in flight, and do not wait for their
+/// own turn.
 #[test]
-fn the_request_leaves_though_its_task_has_had_its_turn() {
+fn a_task_without_budget_still_sends() {
     limit::run(async {
         let world = World::start(SERVER, Scheme::Mem).await;
         let (client, witness) = (connect(&world.address).await, connect(&world.address).await);
@@ -352,9 +354,9 @@ fn the_request_leaves_though_its_task_has_had_its_turn() {
     });
 }
 
-/// How often a task that waits for a call is polled, until its thread looks at a socket.
+/// Number of polls of a task that waits for a call, until its thread polls its sockets.
 #[test]
-fn a_busy_caller_lets_its_thread_look_at_sockets() {
+fn a_busy_caller_lets_sockets_be_polled() {
     const MOST_POLLS: u32 = 8;
     limit::run_single(async {
         let world = World::start(SERVER, Scheme::ShmName).await;
@@ -389,9 +391,9 @@ fn a_busy_caller_lets_its_thread_look_at_sockets() {
     });
 }
 
-/// It left when its task had had its turn, and so before there was room.
+/// A regression: it left when its task had used up its budget, and so before there was room.
 #[test]
-fn a_call_that_is_refused_when_there_is_no_room_leaves_in_its_turn() {
+fn a_call_refused_for_room_leaves_later() {
     limit::run(async {
         let world = World::start(SERVER, Scheme::Mem).await;
         let witness = connect(&world.address).await;

@@ -1,10 +1,12 @@
-//! Orderly shutdown: what is in flight finishes, what is new is refused unsent, and it ends.
+//! Orderly shutdown: calls in flight complete, new calls are refused unsent, and the server ends.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use futures::future::join_all;
 use rpc_core::{Code, ListenError, PollMode, Server, Status};
+use rustix::process::Signal;
 use tests::journal::Journal;
 use tests::limit;
 use tests::probe::{Mark, ProbeClient, ProbeServer};
@@ -16,14 +18,15 @@ use tests::world::{World, marked};
 use crate::SERVER;
 
 between_processes! {
-    calls_in_flight_finish_and_new_ones_are_never_sent,
+    calls_in_flight_finish_new_ones_fail,
     an_idle_server_stops_at_once,
-    a_stuck_handler_is_cut_at_the_end_of_grace,
+    a_stuck_handler_is_cut_after_grace,
     waiting_calls_are_never_sent,
-    a_client_that_is_stopped_does_not_hold_up_the_shutdown,
+    a_stopped_client_does_not_block_shutdown,
     handlers_may_still_call_others_during_shutdown,
-    a_server_that_is_terminated_under_load_loses_no_call,
-    a_stopped_client_without_calls_does_not_use_up_the_grace,
+    a_terminated_server_loses_no_call,
+    a_server_that_is_interrupted_finishes_its_calls,
+    an_idle_stopped_client_uses_no_grace,
 }
 
 /// Calls until one is refused.
@@ -41,13 +44,13 @@ fn check_never_sent(status: &Status) {
     assert!(status.message().contains("shutting down"), "{status}");
 }
 
-async fn calls_in_flight_finish_and_new_ones_are_never_sent(scheme: Scheme) {
+async fn calls_in_flight_finish_new_ones_fail(scheme: Scheme) {
     let mut world = World::start(SERVER, scheme).await;
     let (client, other) = (world.client().await, world.client().await);
     let calls: Vec<_> = (0..50).map(|_| client.hold(1).start()).collect();
     marked(&other, 1, Mark::Started, 50).await;
     world.process().command(SHUTDOWN).await;
-    // Both connections are told.
+    // Both connections are notified.
     check_never_sent(&refused(&client).await);
     check_never_sent(&refused(&other).await);
     // No new connections either.
@@ -61,9 +64,9 @@ async fn calls_in_flight_finish_and_new_ones_are_never_sent(scheme: Scheme) {
     assert!(world.process().wait().await.success());
 }
 
-/// A file that nobody listens at would be taken for a server by who looks for one.
+/// A client would mistake a file without a listener for a server.
 #[test]
-fn a_server_that_has_shut_down_leaves_no_socket_file() {
+fn a_shutdown_leaves_no_socket_file() {
     limit::run(async {
         let mut world = World::start(SERVER, Scheme::ShmPath).await;
         let path = world.address.strip_prefix("shm://").expect("a path").to_owned();
@@ -80,7 +83,7 @@ async fn an_idle_server_stops_at_once(scheme: Scheme) {
     for client in &clients {
         assert_eq!(client.add(1, 1).await, Ok(2));
     }
-    // Within the test's limit, that is: not at the end of a day of grace.
+    // Within the test's limit: not at the end of a day of grace.
     world.process().command(SHUTDOWN).await;
     assert_eq!(world.process().expect(STOPPED).await, "ok");
     let status = refused(&clients[0]).await;
@@ -88,7 +91,7 @@ async fn an_idle_server_stops_at_once(scheme: Scheme) {
     assert!(status.message().contains("shut"), "{status}");
 }
 
-async fn a_stuck_handler_is_cut_at_the_end_of_grace(scheme: Scheme) {
+async fn a_stuck_handler_is_cut_after_grace(scheme: Scheme) {
     let mut world = World::start_with(SERVER, scheme, &["--grace-ms", "300"]).await;
     let client = world.client().await;
     let held = client.hold(1).start();
@@ -116,7 +119,7 @@ async fn waiting_calls_are_never_sent(scheme: Scheme) {
     assert_eq!(world.process().expect(STOPPED).await, "ok");
 }
 
-async fn a_client_that_is_stopped_does_not_hold_up_the_shutdown(scheme: Scheme) {
+async fn a_stopped_client_does_not_block_shutdown(scheme: Scheme) {
     let mut world = World::start_with(SERVER, scheme, &["--grace-ms", "300"]).await;
     let mut silent = tests::process::Child::start(
         crate::CLIENT,
@@ -144,7 +147,42 @@ async fn handlers_may_still_call_others_during_shutdown(scheme: Scheme) {
     assert_eq!(first.process().expect(STOPPED).await, "ok");
 }
 
-/// Calls of a worker until it is refused: how many were answered.
+async fn a_server_that_is_interrupted_finishes_its_calls(scheme: Scheme) {
+    let mut world = World::start(SERVER, scheme).await;
+    let (client, other) = (world.client().await, world.client().await);
+    let held = client.hold(1).start();
+    marked(&other, 1, Mark::Started, 1).await;
+    world.process().interrupt();
+    check_never_sent(&refused(&other).await);
+    world.process().command(&format!("{OPEN} 1")).await;
+    assert_eq!(held.await, Ok(1));
+    assert_eq!(world.process().expect(STOPPED).await, "ok");
+}
+
+/// Its signal handlers stay, which does not harm the process of other tests.
+#[test]
+fn a_shutdown_waits_for_each_signal_in_turn() {
+    limit::run_single(async {
+        let this = rustix::process::getpid();
+        let raise = |signal| rustix::process::kill_process(this, signal).expect("it is this one");
+        let mut shutdown = rpc_core::signal::shutdown();
+        for signal in [Signal::TERM, Signal::INT, Signal::TERM] {
+            assert_eq!((&mut shutdown).now_or_never(), None, "before {signal:?}");
+            raise(signal);
+            (&mut shutdown).await;
+        }
+        let mut terminated = std::pin::pin!(shutdown.terminated());
+        raise(Signal::INT);
+        let mut other = rpc_core::signal::shutdown();
+        raise(Signal::INT);
+        (&mut other).await;
+        assert_eq!(terminated.as_mut().now_or_never(), None, "SIGINT is another's");
+        raise(Signal::TERM);
+        terminated.await;
+    });
+}
+
+/// Calls of a worker until it is refused; returns the number of answered ones.
 async fn work(client: ProbeClient) -> u64 {
     for number in 0.. {
         match client.add_slowly(number, 1, 3).await {
@@ -158,7 +196,7 @@ async fn work(client: ProbeClient) -> u64 {
     0
 }
 
-async fn a_server_that_is_terminated_under_load_loses_no_call(scheme: Scheme) {
+async fn a_terminated_server_loses_no_call(scheme: Scheme) {
     let mut world = World::start(SERVER, scheme).await;
     let other = World::start(SERVER, scheme).await;
     let witness = world.client().await;
@@ -171,7 +209,7 @@ async fn a_server_that_is_terminated_under_load_loses_no_call(scheme: Scheme) {
     world.process().terminate();
     for worker in workers {
         let answered = worker.await.expect("each call is answered or was never sent");
-        // The call that was refused is made elsewhere.
+        // The refused call is made at another server.
         let elsewhere = other.client().await.add_slowly(answered, 1, 3).await;
         assert_eq!(elsewhere, Ok(answered + 1));
     }
@@ -184,8 +222,9 @@ async fn a_server_that_is_terminated_under_load_loses_no_call(scheme: Scheme) {
     assert!(world.process().wait().await.success());
 }
 
-/// An idle peer that does not answer the go-away held a shutdown up until the end of grace.
-async fn a_stopped_client_without_calls_does_not_use_up_the_grace(scheme: Scheme) {
+/// A regression: an idle peer that does not answer the go-away held up a shutdown until the end of
+/// grace.
+async fn an_idle_stopped_client_uses_no_grace(scheme: Scheme) {
     let mut world = World::start_with(SERVER, scheme, &["--grace-ms", "86400000"]).await;
     let mut silent = tests::process::Child::start(
         crate::CLIENT,
@@ -194,12 +233,12 @@ async fn a_stopped_client_without_calls_does_not_use_up_the_grace(scheme: Scheme
     silent.expect(tests::process::READY).await;
     silent.stop();
     world.process().command(SHUTDOWN).await;
-    // Within the test's limit, that is: not at the end of a day of grace.
+    // Within the test's limit: not at the end of a day of grace.
     assert_eq!(world.process().expect(STOPPED).await, "ok");
     silent.resume();
 }
 
-/// A server in this process, for what its own API gives.
+/// A server in this process, for its own API.
 async fn serve_here(address: &str) -> (Server, Arc<Journal>) {
     let journal = Arc::new(Journal::default());
     let service = ProbeService::new(Arc::clone(&journal), None);
@@ -261,7 +300,7 @@ fn dropping_serve_ends_connections_and_handlers_at_once() {
 }
 
 #[test]
-fn a_server_that_is_shut_down_before_it_serves_returns_at_once() {
+fn a_shutdown_before_serving_returns_at_once() {
     limit::run(async {
         let address = Scheme::Mem.fresh_address();
         let (server, _) = serve_here(&address).await;

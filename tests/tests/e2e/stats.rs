@@ -1,4 +1,4 @@
-//! What a server and a channel say of themselves.
+//! Statistics of a server and a channel.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -8,7 +8,8 @@ use std::time::Duration;
 use futures::future::join_all;
 use rpc_core::service::Dispatch;
 use rpc_core::stats::MethodStats;
-use rpc_core::{CallError, Channel, ChannelStats, Code, LinkConfig, ServerStats, StatsHandle};
+use rpc_core::stats::{ChannelStats, ServerStats, StatsHandle};
+use rpc_core::{CallError, Channel, Code, LinkConfig};
 use tests::flow::{FlowServer, FlowService};
 use tests::hostile::HostilePeer;
 use tests::hostile::bytes::{data, hello, request, session_header};
@@ -18,8 +19,8 @@ use tests::probe::{Mark, ProbeClient, ProbeServer};
 use tests::scheme::Scheme;
 use tests::service::ProbeService;
 
-/// Makes a test of each on the software devices: what is counted is above the device, and these tests
-/// wait by looking again, which two emulated CPUs have no time for.
+/// Makes a test of each on the software devices: the counts are above the device, and these tests
+/// wait by polling, for which two emulated CPUs have no time.
 macro_rules! on_software {
     ($($name:ident),* $(,)?) => {
         on_scheme!(mem, Mem, $($name),*);
@@ -29,9 +30,9 @@ macro_rules! on_software {
 }
 
 on_software! {
-    every_end_of_a_call_is_counted_at_both_ends,
-    a_handler_that_its_deadline_stopped_is_not_cancelled,
-    a_reply_that_is_too_large_is_counted_as_its_caller_sees_it,
+    every_call_end_is_counted_at_both_ends,
+    a_deadline_stopped_handler_is_not_cancelled,
+    a_too_large_reply_counts_as_seen,
     a_connection_is_seen_while_it_is_up,
     what_was_counted_outlives_its_connection,
     methods_that_a_peer_makes_up_grow_nothing,
@@ -61,7 +62,7 @@ impl Here {
         patient_channel().connect(&self.address).await.expect("it listens")
     }
 
-    /// Waits until the server says so.
+    /// Waits until the server's statistics satisfy the condition.
     async fn until(&self, holds: impl Fn(&ServerStats) -> bool) -> ServerStats {
         let mut stats = self.stats.stats();
         while !holds(&stats) {
@@ -76,7 +77,7 @@ fn method<'a>(methods: &'a [MethodStats], name: &str) -> &'a MethodStats {
     methods.iter().find(|method| method.name == name).expect("it is there")
 }
 
-/// Ends and codes of a method, those of the method's own error as a pair of their own.
+/// Ends and codes of a method; the ends with the method's own error are a separate number.
 fn ends(method: &MethodStats) -> (u64, Vec<(Code, u64)>, u64) {
     let ended = method.ended.iter().map(|(code, count)| (*code, *count)).collect();
     (method.started, ended, method.user_errors)
@@ -97,7 +98,7 @@ async fn cancelled(call: impl Future) {
     drop(call);
 }
 
-async fn every_end_of_a_call_is_counted_at_both_ends(scheme: Scheme) {
+async fn every_call_end_is_counted_at_both_ends(scheme: Scheme) {
     let here = here(scheme).await;
     let channel = here.channel().await;
     let client = ProbeClient::new(channel.clone());
@@ -112,7 +113,7 @@ async fn every_end_of_a_call_is_counted_at_both_ends(scheme: Scheme) {
         let panicked = client.panic("on purpose", late).await.expect_err("it panics");
         assert_eq!(panicked.code(), Code::Internal);
     }
-    // One answered late, one out of time, one left.
+    // One answered late, one timed out, one abandoned.
     let held = client.hold(1).start();
     here.journal.wait_for(1, Mark::Started, 1).await;
     let now = here.stats.stats();
@@ -172,14 +173,14 @@ impl Large for Zeros {
     }
 
     async fn later(&self, len: u32) -> Vec<u8> {
-        // So that the handler becomes a task.
+        // Makes the handler become a task.
         tokio::task::yield_now().await;
         vec![0; len as usize]
     }
 }
 
-/// It was counted as `Ok`. Counts are there before the reply is.
-async fn a_reply_that_is_too_large_is_counted_as_its_caller_sees_it(scheme: Scheme) {
+/// A regression: it was counted as `Ok`. Counts precede the reply.
+async fn a_too_large_reply_counts_as_seen(scheme: Scheme) {
     let server = tests::device::server().add_service(LargeServer::new(Zeros));
     let server = server.bind(scheme.fresh_address()).await.expect("a fresh address");
     let (address, stats) = (server.local_address().to_string(), server.stats_handle());
@@ -207,8 +208,9 @@ async fn a_reply_that_is_too_large_is_counted_as_its_caller_sees_it(scheme: Sche
     }
 }
 
-/// They were all counted as `Cancelled`. The caller leaves its deadlines to the server.
-async fn a_handler_that_its_deadline_stopped_is_not_cancelled(scheme: Scheme) {
+/// A regression: they were all counted as `Cancelled`. The caller leaves its deadlines to the
+/// server.
+async fn a_deadline_stopped_handler_is_not_cancelled(scheme: Scheme) {
     const HAS_RESULTS: u8 = 0x40;
     const DEADLINE_MICROS: u64 = 200_000;
     let here = here(scheme).await;
@@ -238,7 +240,7 @@ async fn a_handler_that_its_deadline_stopped_is_not_cancelled(scheme: Scheme) {
     let stats = here.until(|stats| !stopped(stats, "Flow.hold").1.is_empty()).await;
     assert_eq!(stopped(&stats, "Probe.hold"), (2, late.clone()));
     assert_eq!(stopped(&stats, "Flow.hold"), (1, late));
-    // The one without a deadline is cancelled by its caller.
+    // The call without a deadline is cancelled by its caller.
     peer.send(&data(&session_header(4, 0, 0, 0, 1, 1)));
     let both = BTreeMap::from([(Code::DeadlineExceeded, 1), (Code::Cancelled, 1)]);
     let stats = here.until(|stats| method(&stats.methods, "Probe.hold").in_flight() == 0).await;
@@ -287,12 +289,11 @@ async fn methods_that_a_peer_makes_up_grow_nothing(scheme: Scheme) {
     let here = here(scheme).await;
     let before = here.stats.stats().methods.len();
     let mut peers = Vec::new();
-    for number in 0..8_u32 {
+    for number in 0..16_u32 {
         let mut peer = HostilePeer::connect(&here.address).await.expect("an honest handshake");
-        peer.widen().await;
         peer.send(&data(&hello(0)));
-        for slot in 0..8 {
-            let method = (0x5eed_0000 + number * 8 + slot, 7);
+        for slot in 0..4 {
+            let method = (0x5eed_0000 + number * 4 + slot, 7);
             let request = test_kit::hostile::frames::request(slot, 1, method, None, b"x");
             peer.send(&data(&request));
         }
@@ -305,7 +306,7 @@ async fn methods_that_a_peer_makes_up_grow_nothing(scheme: Scheme) {
     drop(peers);
 }
 
-/// More than a shard looks at while it holds its lock.
+/// More than a shard reports while it holds its lock.
 async fn a_server_of_many_connections_tells_of_all(scheme: Scheme) {
     let here = here(scheme).await;
     let mut channels = Vec::new();

@@ -1,22 +1,23 @@
-//! A client that serves, and goes away in order.
+//! A client that serves, and stops in order.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use rpc_core::client::ConnectionHandle;
 use rpc_core::client::blocking::BlockingChannel;
 use rpc_core::client::resolve::StaticList;
-use rpc_core::{Channel, Code, ConnectionHandle, Context, PollMode, Status};
+use rpc_core::{Channel, Code, Context, PollMode, Status};
 use tests::limit::patient_channel;
 use tests::scheme::Scheme;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 on_every_device! {
-    a_client_that_goes_away_ends_what_runs_and_refuses_the_rest,
-    a_client_that_has_gone_away_tells_its_next_server,
-    a_client_that_has_gone_away_before_it_knew_a_server_tells_it,
-    a_client_that_serves_nothing_has_nothing_to_stop,
-    a_call_that_does_not_end_is_not_waited_for,
+    a_departing_client_ends_and_refuses_calls,
+    a_departed_client_tells_its_next_server,
+    an_early_departed_client_tells_a_server,
+    a_client_without_services_stops_nothing,
+    an_endless_call_is_not_waited_for,
     a_blocking_client_goes_away,
 }
 
@@ -94,10 +95,10 @@ fn refused(outcome: Result<u32, Status>) {
     let status = outcome.expect_err("it takes no calls");
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(status.is_retryable(), "{status}");
-    assert!(status.message().contains("takes no new calls"), "{status}");
+    assert!(status.message().contains("accepts no new calls"), "{status}");
 }
 
-async fn a_client_that_goes_away_ends_what_runs_and_refuses_the_rest(scheme: Scheme) {
+async fn a_departing_client_ends_and_refuses_calls(scheme: Scheme) {
     let mut world = serve(&scheme.fresh_address()).await;
     let reading = Reading::default();
     let channel = patient_channel().serve(ReaderServer::new(reading.clone()));
@@ -111,7 +112,7 @@ async fn a_client_that_goes_away_ends_what_runs_and_refuses_the_rest(scheme: Sch
 
     let going = channel.clone();
     let gone = tokio::spawn(async move { going.stop_serving(GRACE).await });
-    // That handler ends when it is told; from then on the server knows as well.
+    // That handler completes on request; from then on the server knows too.
     assert_eq!(draining.await, Ok(2));
     refused(reader.article().await);
     assert_eq!(DeskClient::new(channel.clone()).subscribe().await, Ok(7), "its own calls go on");
@@ -124,7 +125,7 @@ async fn a_client_that_goes_away_ends_what_runs_and_refuses_the_rest(scheme: Sch
     assert!(channel.stop_serving(GRACE).await, "once more changes nothing");
 }
 
-async fn a_client_that_has_gone_away_tells_its_next_server(scheme: Scheme) {
+async fn a_departed_client_tells_its_next_server(scheme: Scheme) {
     let mut world = serve(&scheme.fresh_address()).await;
     let channel =
         patient_channel().wait_for_ready(true).serve(ReaderServer::new(Reading::default()));
@@ -150,7 +151,7 @@ async fn a_client_that_has_gone_away_tells_its_next_server(scheme: Scheme) {
     next.server.shutdown();
 }
 
-/// The go-away has come before the call that made the reader known, or soon after.
+/// The go-away has arrived before the call that introduced the reader, or soon after.
 async fn until_refused(reader: &ReaderClient) {
     loop {
         match reader.article().await {
@@ -160,7 +161,7 @@ async fn until_refused(reader: &ReaderClient) {
     }
 }
 
-async fn a_client_that_has_gone_away_before_it_knew_a_server_tells_it(scheme: Scheme) {
+async fn an_early_departed_client_tells_a_server(scheme: Scheme) {
     let mut world = serve(&scheme.fresh_address()).await;
     let servers = StaticList::new([&world.address]).expect("an address");
     let channel = patient_channel().serve(ReaderServer::new(Reading::default()));
@@ -169,7 +170,7 @@ async fn a_client_that_has_gone_away_before_it_knew_a_server_tells_it(scheme: Sc
     until_refused(&world.subscribed(&channel).await).await;
 }
 
-async fn a_client_that_serves_nothing_has_nothing_to_stop(scheme: Scheme) {
+async fn a_client_without_services_stops_nothing(scheme: Scheme) {
     let mut world = serve(&scheme.fresh_address()).await;
     let channel = patient_channel().connect(&world.address).await.expect("it listens");
     let reader = world.subscribed(&channel).await;
@@ -178,7 +179,7 @@ async fn a_client_that_serves_nothing_has_nothing_to_stop(scheme: Scheme) {
     assert_eq!(status.code(), Code::Unimplemented, "{status}");
 }
 
-async fn a_call_that_does_not_end_is_not_waited_for(scheme: Scheme) {
+async fn an_endless_call_is_not_waited_for(scheme: Scheme) {
     let mut world = serve(&scheme.fresh_address()).await;
     let reading = Reading::default();
     let channel = patient_channel().serve(ReaderServer::new(reading.clone()));

@@ -1,4 +1,5 @@
-//! Streams between processes: every shape and size, readers that stop, each end, and deaths.
+//! Streams between processes: every shape and size, readers that stop, each kind of end, and
+//! deaths.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,16 +33,16 @@ on_every_scheme! {
     a_dropped_call_stops_its_stream,
     a_reader_that_gives_up_drops_the_source,
     the_deadline_of_the_whole_call,
-    a_stream_that_pauses_ends_at_its_idle_deadline,
+    a_pausing_stream_hits_its_idle_deadline,
     a_thousand_streams_at_once,
 }
 
 between_processes! {
-    items_that_arrived_are_read_before_the_death_is_told,
-    a_killed_client_is_no_end_of_its_stream,
+    arrived_items_precede_the_peers_death,
+    a_killed_client_is_no_stream_end,
 }
 
-/// Items of this test run: fewer where a machine is emulated.
+/// Items of this test run: fewer on an emulated machine.
 fn many(count: u64) -> u64 {
     if tests::agent::of_the_peer().is_some() { count / 10 } else { count }
 }
@@ -54,7 +55,7 @@ async fn a_stream_of_results(scheme: Scheme) {
         let numbers: Vec<u64> = numbers.try_collect().await.expect("they come");
         assert_eq!(numbers, (0..upto).collect::<Vec<_>>());
     }
-    // What it borrows from lies in the request.
+    // It borrows from the request.
     let text = "a stream that borrows from its argument ".repeat(1000);
     let words = client.words(&text).await.expect("accepted");
     let words: Vec<String> = words.try_collect().await.expect("they come");
@@ -98,7 +99,7 @@ async fn a_value_after_the_items(scheme: Scheme) {
     assert_eq!(numbers.finish().await, Ok(4950));
 }
 
-/// A source that never ends, and tells when it is dropped.
+/// A source that never ends, and reports when it is dropped.
 fn endless(held: &Arc<()>, items: u64) -> impl Stream<Item = u64> + use<> {
     let held = Arc::clone(held);
     stream::iter(0..items).chain(futures::stream::poll_fn(move |_| {
@@ -125,7 +126,7 @@ async fn each_end_can_be_told_apart(scheme: Scheme) {
     assert_eq!(numbers.end(), Some(StreamEnd::Failed));
     let mut numbers = client.panicking(1).await.expect("accepted");
     assert_eq!(numbers.next().await, Some(Ok(0)));
-    let status = numbers.next().await.expect("an end that is told").expect_err("a panic");
+    let status = numbers.next().await.expect("an end with a status").expect_err("a panic");
     assert_eq!(status.code(), Code::Internal);
     assert!(!status.message().contains("secret"), "{status}");
     // Of arguments, as the server sees them.
@@ -135,7 +136,7 @@ async fn each_end_can_be_told_apart(scheme: Scheme) {
     let status = client.observe(2, rows).await.expect_err("the source failed");
     assert_eq!((status.code(), status.message()), (Code::DataLoss, "a torn page"));
     assert_eq!(client.observed(2).await.as_deref(), Ok("2 Reset(DataLoss) DataLoss"));
-    // A call that is dropped takes its handler with it.
+    // A dropped call also drops its handler.
     let held = Arc::new(());
     let dropped = tokio::spawn(client.hold_then_sum(3, endless(&held, 5)).start());
     marked(&client, 3, Mark::Started).await;
@@ -170,7 +171,7 @@ async fn payloads_in_items(scheme: Scheme) {
     let pieces: Vec<Piece> = pieces.try_collect().await.expect("they come");
     for ((number, size), piece) in (0..).zip(sizes).zip(&pieces) {
         assert_eq!(piece.number, number);
-        assert!(piece.content.to_vec() == pattern(size as usize, number));
+        assert!(piece.content.to_vec().expect("readable") == pattern(size as usize, number));
     }
     assert_eq!(pieces.len(), sizes.len());
     let total = sizes.iter().map(|&size| u64::from(size)).sum();
@@ -208,7 +209,8 @@ async fn a_reader_that_stops_holds_up_nobody_else(scheme: Scheme) {
     unread.abort();
 }
 
-/// A hash join: all of one stream is read before the other is looked at, whose sender is the same.
+/// A hash join: one stream is read completely before the other, which has the same sender, is read
+/// at all.
 async fn a_stream_that_depends_on_another(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let client = world.flow().await;
@@ -252,7 +254,7 @@ async fn a_reader_that_gives_up_drops_the_source(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let client = world.flow().await;
     let held = Arc::new(());
-    // Pending after 5 items, and with more than the server reads.
+    // Pending after 5 items, and with more items than the server reads.
     for (tag, items) in [(1, 5), (2, u64::MAX)] {
         let call = tokio::spawn(client.read_some(tag, 5, endless(&held, items)).start());
         marked(&client, tag, Mark::Started).await;
@@ -284,8 +286,8 @@ async fn the_deadline_of_the_whole_call(scheme: Scheme) {
     assert_eq!(Arc::strong_count(&held), 1);
 }
 
-/// That each item gives it the whole time again shows virtual time, in `rpc-core/tests/paused_clock.rs`.
-async fn a_stream_that_pauses_ends_at_its_idle_deadline(scheme: Scheme) {
+/// Virtual time shows that each item restarts the deadline, in `rpc-core/tests/paused_clock.rs`.
+async fn a_pausing_stream_hits_its_idle_deadline(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let client = world.flow().await;
     let held = Arc::new(());
@@ -310,11 +312,11 @@ async fn a_thousand_streams_at_once(scheme: Scheme) {
     join_all((0..many(1000)).map(count)).await;
 }
 
-async fn items_that_arrived_are_read_before_the_death_is_told(scheme: Scheme) {
+async fn arrived_items_precede_the_peers_death(scheme: Scheme) {
     let mut world = World::start(SERVER, scheme).await;
     let client = world.flow().await;
     let mut numbers = client.hold(1, 10).await.expect("accepted");
-    // The gate is behind the items, and so is its mark.
+    // The gate comes after the items, and so does its mark.
     marked(&client, 1, Mark::Started).await;
     world.process().kill().await;
     let status = ProbeClient::new(client.channel().clone()).add(1, 1).await;
@@ -328,13 +330,13 @@ async fn items_that_arrived_are_read_before_the_death_is_told(scheme: Scheme) {
     assert_eq!(numbers.end(), Some(StreamEnd::Disconnected));
 }
 
-async fn a_killed_client_is_no_end_of_its_stream(scheme: Scheme) {
+async fn a_killed_client_is_no_stream_end(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let client: FlowClient = world.flow().await;
     let mut dying = Child::start(CLIENT, ["--address", &world.address, "upload", "1"]);
     dying.expect(READY).await;
     dying.kill().await;
-    let seen = client.observed(1).await.expect("it is told");
+    let seen = client.observed(1).await.expect("the server notices");
     assert!(seen.ends_with("dropped") || seen.contains("Disconnected"), "{seen}");
     assert_eq!(client.observe(2, stream::iter(0..3)).await, Ok(3));
 }

@@ -1,4 +1,4 @@
-//! Copies that are cut off in the middle of a file, and go on from there.
+//! Copies that are interrupted in the middle of a file, and resume there.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,11 +12,11 @@ use tokio::process::Child;
 use crate::sample::{assert_same, random_bytes};
 use crate::{kill, serve, shm_name, transfer};
 
-/// Bytes of the file that is interrupted, and how fast it goes, so that there is a middle.
+/// Size of the interrupted file, and a rate that leaves a middle.
 const INTERRUPTED_BYTES: usize = 40 << 20;
 const SLOWLY: &str = "16M";
-/// How much of it is there when it is interrupted. More than the eight blocks that are on their way
-/// at once and come in any order: the first four are there then.
+/// Bytes that are there at the interruption. More than the eight blocks that are in flight at once
+/// and arrive in any order: the first four are complete then.
 const MIDDLE_BYTES: u64 = 12 << 20;
 
 /// A client in the middle of a file of [`INTERRUPTED_BYTES`].
@@ -70,13 +70,13 @@ impl Middle {
         command("transfer", words)
     }
 
-    /// The same command again, and the look at what came of it.
+    /// Repeats the command, and checks the result.
     async fn go_on(&self, address: &str) {
         let ended = run(Self::command(address, &self.from, &self.to, self.is_send)).await;
         let ended = ended.with_code(0);
-        // Of the large file too, not only of the small ones.
+        // Also of the large file, not only of the small ones.
         let kept = ended.text().split("; ").nth(1).unwrap().to_owned();
-        assert!(kept.contains(" MiB there already (300 whole files)"), "{ended:?}");
+        assert!(kept.contains(" MiB already there (300 whole files)"), "{ended:?}");
         assert!(ended.text().contains(" 1 file, 1 directory: "), "{ended:?}");
         assert_same(&self.from.path().join("tree"), &self.to.path().join("tree"));
     }
@@ -106,10 +106,10 @@ async fn goes_on_after_the_server_was_killed(address: &str, is_send: bool) {
     let client = client.unwrap();
     let stderr = String::from_utf8_lossy(&client.stderr).into_owned();
     assert_eq!(client.status.code(), Some(1), "{stderr}");
-    // A machine that stood still is warned of before.
+    // On a machine that stalled, a warning comes first.
     let error = stderr.lines().last().unwrap_or_default();
     assert!(error.starts_with("error: stopped, 300 of 301 files "), "{stderr}");
-    assert!(error.ends_with("; run the same command again to go on from there"), "{stderr}");
+    assert!(error.ends_with("; run the same command again to resume"), "{stderr}");
     let dir = if is_send { to.path() } else { from.path() };
     let server = serve(&[&address], dir).await;
     let client = command("transfer", ["--help"]).stdout(Stdio::null()).spawn().unwrap();
@@ -119,22 +119,22 @@ async fn goes_on_after_the_server_was_killed(address: &str, is_send: bool) {
 }
 
 #[tokio::test]
-async fn sending_goes_on_after_kill_9_of_the_client_over_shm() {
+async fn sending_resumes_after_a_client_kill_over_shm() {
     goes_on_after_the_client_was_killed(&shm_name("client"), true).await;
 }
 
 #[tokio::test]
-async fn receiving_goes_on_after_kill_9_of_the_client_over_tcp() {
+async fn receiving_resumes_after_a_client_kill_over_tcp() {
     goes_on_after_the_client_was_killed("tcp://127.0.0.1:0", false).await;
 }
 
 #[tokio::test]
-async fn sending_goes_on_after_kill_9_of_the_server_over_tcp() {
+async fn sending_resumes_after_a_server_kill_over_tcp() {
     goes_on_after_the_server_was_killed("tcp://127.0.0.1:0", true).await;
 }
 
 #[tokio::test]
-async fn receiving_goes_on_after_kill_9_of_the_server_over_shm() {
+async fn receiving_resumes_after_a_server_kill_over_shm() {
     goes_on_after_the_server_was_killed(&shm_name("server"), false).await;
 }
 
@@ -160,19 +160,19 @@ async fn a_changed_partial_file_is_not_believed() {
     let server = serve(&[&shm_name("stale")], at.path()).await;
     let bytes = random_bytes(INTERRUPTED_BYTES / 8, 10);
     fs::write(from.path().join("f"), &bytes).unwrap();
-    // The first 256 KiB are right, and what follows is not.
+    // The first 256 KiB are right, and the rest is not.
     let mut stale = bytes[..3 << 20].to_vec();
     stale[300_000] ^= 1;
     fs::write(at.path().join(".f.part"), stale).unwrap();
     let sent = transfer(&[&"send", &server.addresses()[0], &from.path().join("f")]).await;
     let sent = sent.with_code(0);
-    assert!(sent.text().contains("; 256.0 KiB there already (0 whole files)"), "{sent:?}");
+    assert!(sent.text().contains("; 256.0 KiB already there (0 whole files)"), "{sent:?}");
     assert!(fs::read(at.path().join("f")).unwrap() == bytes);
     assert_eq!(fs::read_dir(at.path()).unwrap().count(), 1);
 }
 
 #[tokio::test]
-async fn a_server_that_is_stopped_ends_its_clients_in_order() {
+async fn a_stopped_server_ends_its_clients_regularly() {
     let middle = Middle::start("tcp://127.0.0.1:0", true).await;
     kill(Some(middle.server.id()), Signal::TERM);
     let Middle { server, client, from, to, is_send } = middle;

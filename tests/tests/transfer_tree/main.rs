@@ -57,10 +57,10 @@ async fn there_and_back(address: &str, small_files: usize, options: &[&str]) {
     assert!(received.await.with_code(0).text().starts_with("received "));
     assert_same(&tree, &to.path().join("new/tree"));
 
-    // Once more: nothing is to be done.
+    // Once more: there is nothing to do.
     let again = words(&[&"send", address, &tree, &"--into", &"a/b"]).await.with_code(0);
     assert!(again.text().starts_with("sent 0 files, "), "{again:?}");
-    assert!(again.text().contains(": 0 B in ") && again.text().contains(" there already"));
+    assert!(again.text().contains(": 0 B in ") && again.text().contains(" already there"));
     assert_same(&tree, &at.path().join("a/b/tree"));
     let same = transfer(&[&"verify", address, &tree, &"--into", &"a/b"]).await.with_code(0);
     assert!(same.text().starts_with("verified "), "{same:?}");
@@ -82,7 +82,7 @@ async fn a_tree_comes_back_over_auto() {
 }
 
 #[tokio::test]
-async fn a_tree_comes_back_one_call_at_a_time() {
+async fn a_tree_returns_one_call_at_a_time() {
     there_and_back(&shm_name("slow"), 50, &["--in-flight", "1", "--block", "256K"]).await;
 }
 
@@ -105,7 +105,7 @@ async fn single_files_and_the_whole_directory() {
     let quiet = transfer(&[&"receive", shm, &"sub/one", &"--to", &to.path(), &"-q"]).await;
     assert_eq!(quiet.with_code(0).text(), "");
     assert_eq!(fs::read(to.path().join("one")).unwrap(), b"changed");
-    // A change of the mode alone is taken over, too.
+    // A change of only the mode is also copied.
     fs::set_permissions(&one, fs::Permissions::from_mode(0o600)).unwrap();
     transfer(&[&"send", shm, &one]).await.with_code(0);
     assert_eq!(fs::metadata(at.path().join("one")).unwrap().mode() & 0o7777, 0o600);
@@ -121,7 +121,7 @@ async fn verify_names_what_differs() {
     transfer(&[&"send", address, &tree]).await.with_code(0);
     let there = at.path().join("tree");
 
-    // One bit, with the time kept.
+    // One bit, keeping the time.
     let flip = |name: &str, offset: u64| {
         let file = File::options().read(true).write(true).open(there.join(name)).unwrap();
         let time = file.metadata().unwrap().modified().unwrap();
@@ -136,10 +136,10 @@ async fn verify_names_what_differs() {
     let text = found.text();
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "tree/deep/er/and/deeper/still: other content", "{found:?}");
-    assert_eq!(lines[1], "tree/even.bin: other content, first in bytes 1835008 to 2097152");
+    assert_eq!(lines[1], "tree/even.bin: contents differ, first in bytes 1835008 to 2097152");
     assert!(lines.len() == 3 && lines[2].starts_with("verified "), "{found:?}");
     assert_eq!(found.stderr, "error: 2 differences, see above\n");
-    // What differs is sent again, and only that.
+    // Differing blocks are sent again, and only those.
     let sent = transfer(&[&"send", address, &tree]).await.with_code(0);
     assert!(sent.text().starts_with("sent 2 files, "), "{sent:?}");
     assert_same(&tree, &there);
@@ -152,10 +152,10 @@ async fn verify_names_what_differs() {
     let found = transfer(&[&"verify", address, &tree]).await.with_code(1);
     for line in [
         "tree/one: only here",
-        "tree/more: only at the server",
-        "tree/empty: mode 400 here, 644 at the server",
-        "tree/absolute: a link to `/etc` here, a link to `/usr` at the server",
-        "tree: changed at another time",
+        "tree/more: only on the server",
+        "tree/empty: mode 400 here, 644 on the server",
+        "tree/absolute: a link to `/etc` here, a link to `/usr` on the server",
+        "tree: modification times differ",
     ] {
         assert!(found.text().lines().any(|found| found == line), "{line}: {found:?}");
     }
@@ -175,14 +175,14 @@ async fn nothing_leads_out_of_the_directory() {
         let refused = transfer(&[&"receive", address, &path]).await.with_code(2);
         assert!(refused.stderr.contains("not a path below the server's directory"), "{refused:?}");
     }
-    // Links come as links, and nothing comes through them.
+    // Links are copied as links, and nothing is read through them.
     let refused = transfer(&[&"receive", address, &"link/secret", &"--to", &from.path()]).await;
-    let named = "error: link/secret: at the server: `link` is a file or a symbolic link there";
+    let named = "error: link/secret: on the server: `link` is a file or a symbolic link";
     assert!(refused.with_code(1).stderr.starts_with(named));
     transfer(&[&"receive", address, &"secret", &"--to", &from.path()]).await.with_code(0);
     assert_eq!(fs::read_link(from.path().join("secret")).unwrap(), outside.path().join("secret"));
 
-    // Nothing is written through them either: what is named like one replaces it.
+    // Nothing is written through them either: an entry with the name of a link replaces it.
     let tree = from.path().join("link");
     fs::create_dir_all(tree.join("d")).unwrap();
     fs::write(tree.join("d/f"), "x").unwrap();
@@ -191,9 +191,9 @@ async fn nothing_leads_out_of_the_directory() {
     fs::write(from.path().join("secret"), "mine").unwrap();
     let all = [&tree, &from.path().join("good"), &from.path().join("secret")];
     let sent = transfer(&[&"send", address, all[0], all[1], all[2]]).await.with_code(1);
-    let in_the_way = "error: link: at the server: `link` is a file or a symbolic link there, and no \
-                      directory; move it away; nothing below it is copied\n\
-                      error: 1 entry failed, see above\n";
+    let in_the_way = "error: link: on the server: `link` is a file or a symbolic link, not a \
+                      directory; move it away; nothing below it is copied\nerror: 1 entry failed, \
+                      see above\n";
     assert_eq!(sent.stderr, in_the_way);
     assert_eq!(fs::read(at.path().join("good")).unwrap(), b"x");
     assert_eq!(fs::read(at.path().join("secret")).unwrap(), b"mine");
@@ -202,7 +202,7 @@ async fn nothing_leads_out_of_the_directory() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_written_is_named_and_the_rest_is_copied() {
+async fn unwritable_files_are_named_others_copied() {
     let (from, at) = (Scratch::new(), Scratch::new());
     let tree = from.path().join("tree");
     fs::create_dir(&tree).unwrap();
@@ -211,7 +211,7 @@ async fn what_cannot_be_written_is_named_and_the_rest_is_copied() {
     }
     fs::write(tree.join("large"), random_bytes(LARGE_BYTES, 11)).unwrap();
     mknodat(CWD, tree.join("pipe"), FileType::Fifo, Mode::RUSR, 0).unwrap();
-    // Directories are where files shall be.
+    // Directories occupy the places of files.
     fs::create_dir_all(at.path().join("tree/file")).unwrap();
     fs::create_dir_all(at.path().join("tree/large")).unwrap();
     let server = serve(&[&shm_name("in-the-way")], at.path()).await;
@@ -219,7 +219,10 @@ async fn what_cannot_be_written_is_named_and_the_rest_is_copied() {
     assert!(sent.text().starts_with("sent 2 files, 1 directory: "), "{sent:?}");
     assert!(sent.text().ends_with("; 1 skipped; 2 failed\n"), "{sent:?}");
     for name in ["file", "large"] {
-        let line = format!("error: tree/{name}: at the server: a directory is there; move it away");
+        let line = format!(
+            "error: tree/{name}: on the server: a directory of that name exists; \
+                            move it away"
+        );
         assert!(sent.stderr.lines().any(|found| found == line), "{sent:?}");
     }
     assert!(sent.stderr.contains("skipped: tree/pipe: a named pipe\n"), "{sent:?}");
@@ -227,7 +230,7 @@ async fn what_cannot_be_written_is_named_and_the_rest_is_copied() {
 }
 
 #[tokio::test]
-async fn a_full_disk_is_named_and_what_has_room_is_copied() {
+async fn a_full_disk_is_named_others_copied() {
     let (from, at) = (Scratch::new(), Scratch::new());
     let tree = from.path().join("tree");
     fs::create_dir(&tree).unwrap();
@@ -238,7 +241,7 @@ async fn a_full_disk_is_named_and_what_has_room_is_copied() {
     for (name, bytes) in [("a", 7 << 20), ("b", 5 << 20), ("c", 3 << 20)] {
         fs::write(tree.join(name), random_bytes(bytes, bytes as u64)).unwrap();
     }
-    // A file system of 4 MiB that nobody else sees.
+    // A file system of 4 MiB that is private to the test.
     let script = "mount -t tmpfs -o size=4m none \"$1\" && exec \"$0\" serve \"$2\" \"$1\"";
     let example = command("transfer", [""; 0]);
     let mut server = tokio::process::Command::new("unshare");
@@ -249,8 +252,8 @@ async fn a_full_disk_is_named_and_what_has_room_is_copied() {
     let sent = transfer(&[&"send", address, &tree]).await.with_code(1);
     for name in ["a", "b"] {
         let line = format!(
-            "error: tree/{name}: at the server: No space left on device (os error 28); make room and \
-             run the same command again"
+            "error: tree/{name}: on the server: No space left on device (os error 28); free some \
+             space and run the same command again"
         );
         assert!(sent.stderr.lines().any(|found| found == line), "{sent:?}");
     }
@@ -280,19 +283,19 @@ async fn failures_say_what_where_and_what_to_do() {
     let missing = transfer(&[&"send", address, &"/no/such/dir"]).await.with_code(1);
     assert!(missing.stderr.starts_with("error: /no/such/dir: "), "{missing:?}");
     let missing = transfer(&[&"receive", address, &"gone", &"--to", &at.path()]).await.with_code(1);
-    assert!(missing.stderr.starts_with("error: gone: at the server: no such file"), "{missing:?}");
+    assert!(missing.stderr.starts_with("error: gone: on the server: no such file"), "{missing:?}");
     assert!(transfer(&[&"send", &"host:1", &"x"]).await.with_code(2).stderr.contains("scheme"));
     let root = transfer(&[&"send", address, &"/"]).await.with_code(2);
     assert!(root.stderr.contains("no name to be stored under"), "{root:?}");
 }
 
 #[tokio::test]
-async fn a_directory_that_is_not_there_is_made_only_on_demand() {
+async fn a_missing_directory_needs_create() {
     let at = Scratch::new();
     let typo = at.path().join("no/such");
     let refused = transfer(&[&"serve", &"tcp://127.0.0.1:0", &typo]).await.with_code(1);
     let expected = format!(
-        "error: {}: there is no such directory; correct the path, or add --create to make it\n",
+        "error: {}: no such directory; correct the path, or add --create to create it\n",
         typo.display()
     );
     assert_eq!(refused.stderr, expected);
@@ -321,16 +324,16 @@ async fn two_at_once_never_mix_their_files() {
     let server = serve(&[&shm_name("two")], at.path()).await;
     let address = &server.addresses()[0];
     let trees = [one.path().join("tree"), other.path().join("tree")];
-    // Slow enough for both to be at the same file.
+    // Slow enough for both to copy the same file at once.
     let send = |tree| async move {
         transfer(&[&"send", address, tree, &"--block", &"256K", &"--limit", &"20M"]).await
     };
     for ended in <[Ended; 2]>::from(tokio::join!(send(&trees[0]), send(&trees[1]))) {
-        // Who comes second may be told so.
+        // The second one may receive an error.
         let lines: Vec<&str> = ended.stderr.lines().collect();
         let told = |line: &&str| {
-            line.contains(": at the server: another transfer is writing it; ")
-                || line.contains(": at the server: what is in the file is not what was sent")
+            line.contains(": on the server: another transfer is writing it; ")
+                || line.contains(": on the server: the file differs from the one sent")
                 || line.ends_with("failed, see above")
         };
         assert!(lines.iter().all(told), "{ended:?}");
@@ -341,7 +344,7 @@ async fn two_at_once_never_mix_their_files() {
         }
     }
     assert_eq!(partial_files(&at.path().join("tree")), [""; 0]);
-    // Afterwards each can have its way.
+    // Afterwards each one succeeds.
     for tree in &trees {
         transfer(&[&"send", address, tree]).await.with_code(0);
         for name in contents.keys() {
@@ -359,7 +362,7 @@ fn partial_files(dir: &Path) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn one_file_sent_by_several_at_once_is_whole_and_leaves_nothing_else() {
+async fn one_file_sent_by_several_is_whole() {
     let (from, at) = (Scratch::new(), Scratch::new());
     let tree = from.path().join("tree");
     fs::create_dir(&tree).unwrap();
@@ -374,14 +377,15 @@ async fn one_file_sent_by_several_at_once_is_whole_and_leaves_nothing_else() {
         let ended = futures::future::join_all((0..3).map(|_| send())).await;
         let there = fs::read(at.path().join("tree/large"));
         let is_whole = there.is_ok_and(|bytes| bytes == fs::read(tree.join("large")).unwrap());
-        // Whoever says that it is there is right; who was disturbed twice says so.
+        // A process that reports the file as complete is right; one that was disturbed twice
+        // reports that.
         let says_done = ended.iter().filter(|ended| ended.code == Some(0)).count();
         assert!(is_whole || says_done == 0, "round {round}: {ended:?}");
         done += says_done;
         assert_eq!(partial_files(&at.path().join("tree")), [""; 0], "round {round}: {ended:?}");
         let _ = fs::remove_file(at.path().join("tree/large"));
     }
-    // Not only the first of each round: the others find it there when they look again.
+    // Not only the first of each round: the others find it complete when they check again.
     assert!(done > 4, "{done} of 12 were done");
     send().await.with_code(0);
     assert_same(&tree, &at.path().join("tree"));
@@ -389,7 +393,8 @@ async fn one_file_sent_by_several_at_once_is_whole_and_leaves_nothing_else() {
 
 #[tokio::test]
 async fn the_commands_of_the_readme_work() {
-    let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/transfer/README.md");
+    let readme = fs::read_to_string(path).unwrap();
     let commands = readme.lines().filter_map(|line| {
         let line = line.strip_prefix("./target/release/examples/transfer ")?;
         Some(line.split('#').next().unwrap().trim_end_matches([' ', '&']))

@@ -1,4 +1,4 @@
-//! A tree with everything in it that may be copied wrongly, and the comparison of two.
+//! A tree with everything that may be copied wrongly, and the comparison of two.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 
 /// Bytes of the large file of a sample: several blocks, and no multiple of anything.
 pub(crate) const LARGE_BYTES: usize = 3_500_001;
-/// What a tree holds: for each path its kind, mode, time and content.
+/// A tree: for each path its kind, mode, time and content.
 type Tree = BTreeMap<PathBuf, (&'static str, u32, (i64, i64), Vec<u8>)>;
 
 fn read(root: &Path) -> Tree {
@@ -48,7 +48,7 @@ pub(crate) fn assert_same(one: &Path, other: &Path) {
     }
 }
 
-/// A tree of all kinds of names, sizes, modes and times, and of so many small files more.
+/// A tree of all kinds of names, sizes, modes and times, and `small_files` more small files.
 pub(crate) fn write_sample(root: &Path, small_files: usize) {
     let put = |name: &[u8], bytes: &[u8]| {
         let path = root.join(OsStr::from_bytes(name));
@@ -68,7 +68,7 @@ pub(crate) fn write_sample(root: &Path, small_files: usize) {
         (b"not \xff\xfe UTF-8/\x80", b"bytes"),
         ("größe/日本語/🦀".as_bytes(), b"not ASCII"),
         (&[b'n'; 255], b"a long name"),
-        // Names that partial files of the others have.
+        // Names that partial files of other files have.
         (b".large.bin.part", b"mine"),
         (b".one.part", b"mine too"),
         (b"..one.part.part", b"and this"),
@@ -98,7 +98,7 @@ pub(crate) fn write_sample(root: &Path, small_files: usize) {
     let times = Timespec { tv_sec: 86_400, tv_nsec: 5 };
     let times = Timestamps { last_access: times, last_modification: times };
     utimensat(CWD, root.join("nowhere"), &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
-    // Last, since it shuts the door.
+    // Last, since it makes the directory read-only.
     mode("deep/er", 0o555);
 }
 

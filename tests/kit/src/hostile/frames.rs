@@ -8,8 +8,8 @@ pub fn link_header(kind: u8, flags: u8, data: u16, ack: u16) -> Vec<u8> {
     vec![kind, flags, d0, d1, a0, a1, 0, 0]
 }
 
-/// A Ping that asks for a larger window, and gives the other side one, of which it had been given all
-/// before. `grown`: how often that was done before. Both windows start with 8 credits and double.
+/// A Ping that asks for a larger window and enlarges the other side's window, which was used up.
+/// `grown`: the number of earlier enlargements. Both windows start with 8 credits and double.
 #[must_use]
 pub fn widening(grown: u16) -> Vec<u8> {
     let (has_grown, asks, odd) = (1 << 15, 1 << 15, (grown % 2) << 14);
@@ -57,7 +57,7 @@ pub fn session_header(
     header
 }
 
-/// The first session frame of a peer that takes `max_calls` calls.
+/// The first session frame of a peer that accepts `max_calls` calls.
 #[must_use]
 pub fn hello(max_calls: u32) -> Vec<u8> {
     let mut frame = session_header(1, 0, 0, 0, 0, 0);
@@ -88,7 +88,7 @@ pub fn request(
     frame
 }
 
-/// What a session frame in a plain or unsegmented data frame is: kind, status, slot.
+/// The kind, status and slot of a session frame in a plain or unsegmented data frame.
 #[must_use]
 pub fn session_of(frame: &[u8]) -> Option<(u8, u8, u32)> {
     let session = (*frame.first()? == 1 && *frame.get(1)? == 0).then(|| &frame[8..])?;

@@ -1,5 +1,4 @@
-//! The shm wire, from below: set-up messages that carry files, then a ring in memory that both
-//! sides map.
+//! The raw shm wire: set-up messages that carry files, then a ring in memory that both sides map.
 #![allow(unsafe_code, reason = "memory that another side reads and writes")]
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -30,15 +29,15 @@ pub const fn segment_bytes(slots: usize) -> usize {
     (CONTROL_BYTES + slots * SLOT_BYTES).next_multiple_of(4096)
 }
 
-/// Where the control words lie.
+/// Offsets of the control words.
 pub mod word {
-    /// How far the other side's packets were accepted, in slots.
+    /// Position up to which the other side's packets were accepted, in slots.
     pub const ACCEPTED: usize = 0;
-    /// Why the next one was not.
+    /// The reason why the next packet was not.
     pub const NAK: usize = 8;
     /// Nothing more will come.
     pub const CLOSED: usize = 12;
-    /// Whether a doorbell is wanted.
+    /// Whether a doorbell is requested.
     pub const ARMED: usize = 128;
 }
 
@@ -60,7 +59,7 @@ fn abstract_name(address: &str) -> SocketAddrUnix {
     SocketAddrUnix::new_abstract_name(address.as_bytes()).expect("a short name")
 }
 
-/// Connects to the listener at `shm://name`, and does no more.
+/// Connects to the listener at `shm://name`, and nothing more.
 ///
 /// # Panics
 /// When nobody listens there.
@@ -69,7 +68,7 @@ pub fn dial(address: &str) -> OwnedFd {
     try_dial(address).expect("somebody listens")
 }
 
-/// The same, of a listener that may have gone.
+/// Connects to a listener that may be gone.
 ///
 /// # Errors
 /// Those of `connect(2)`.
@@ -91,7 +90,7 @@ pub fn listen(address: &str) -> OwnedFd {
     listening
 }
 
-/// Says something, with files. Whom it is said to may have gone.
+/// Sends a message with files. Its receiver may be gone.
 ///
 /// # Panics
 /// With more than eight files.
@@ -133,7 +132,7 @@ pub fn message(kind: u8, slots: u32, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A good request.
+/// A valid request.
 ///
 /// # Panics
 /// Never.
@@ -155,7 +154,7 @@ pub fn memory_file(len: usize, seals: SealFlags) -> OwnedFd {
     file
 }
 
-/// A mapping of a file, to be written at will.
+/// A mapping of a file, for arbitrary writes.
 #[derive(Debug)]
 pub struct Map {
     base: *mut u8,
@@ -187,7 +186,7 @@ impl Map {
         for (i, byte) in bytes.iter().enumerate() {
             // SAFETY: inside the mapping (asserted).
             let to = unsafe { self.base.add(at + i) };
-            // SAFETY: as above; the other side expects anything.
+            // SAFETY: as above; the other side expects arbitrary bytes.
             unsafe { to.write_volatile(*byte) };
         }
     }
@@ -214,7 +213,7 @@ impl Drop for Map {
     }
 }
 
-/// A peer past a correct set-up: its own segment, and the other side's, which it can only read.
+/// A peer after a correct set-up: its own segment, and the other side's, which it can only read.
 #[derive(Debug)]
 pub struct Wire {
     /// The socket of the set-up, which carries doorbells and files of regions.
@@ -223,17 +222,17 @@ pub struct Wire {
     pub own_file: OwnedFd,
     /// This side's segment.
     pub own: Map,
-    /// The other side's.
+    /// The other side's segment.
     pub theirs: Map,
-    /// Its file.
+    /// The file of that segment.
     pub their_file: OwnedFd,
     /// Slot of the next packet.
     pub position: u32,
 }
 
 impl Wire {
-    /// Asks the listener at `shm://name` for a connection, in good form; [`Asked::wire`] gives the
-    /// connection once it has accepted.
+    /// Sends a valid request for a connection to the listener at `shm://name`; [`Asked::wire`]
+    /// returns the connection once it has accepted.
     #[must_use]
     pub fn ask(address: &str) -> Asked {
         let socket = dial(address);
@@ -242,10 +241,10 @@ impl Wire {
         Asked { socket, own_file }
     }
 
-    /// What remains of a set-up: the socket, this side's segment, and the file of the other side.
+    /// The results of a set-up: the socket, this side's segment, and the file of the other side.
     ///
     /// # Panics
-    /// When that is not one.
+    /// When the files are not exactly one segment.
     #[must_use]
     pub fn with(socket: OwnedFd, own_file: OwnedFd, files: Vec<OwnedFd>) -> Self {
         let files = <[OwnedFd; 1]>::try_from(files);
@@ -255,7 +254,7 @@ impl Wire {
         Self { socket, own_file, own, theirs, their_file, position: 0 }
     }
 
-    /// Where a slot lies in a segment.
+    /// Offset of a slot in a segment.
     #[must_use]
     pub fn slot(position: u32) -> usize {
         CONTROL_BYTES + (position as usize % SLOTS) * SLOT_BYTES
@@ -264,7 +263,7 @@ impl Wire {
     /// Publishes a packet of one slot, with a body length that need not be true, and rings.
     ///
     /// # Panics
-    /// When the body is longer than the ring, or the length than its field.
+    /// When the body is longer than the ring, or the length exceeds its field.
     pub fn packet(&mut self, op: u8, flags: u8, claimed: usize, body: &[u8]) {
         let at = Self::slot(self.position);
         self.own.put(at + 8, body);
@@ -283,7 +282,7 @@ impl Wire {
         self.packet(op, flags, body.len(), body);
     }
 
-    /// Rings the other side's doorbell, unless the socket is full of rings, or nobody left.
+    /// Rings the other side's doorbell, unless the socket is full or the other side is gone.
     pub fn ring(&self) {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let _ = rustix::net::send(&self.socket, &[0], flags);
@@ -298,10 +297,10 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Hears the answer.
+    /// Receives the answer.
     ///
     /// # Panics
-    /// When it is not the accepting one.
+    /// When it does not accept.
     #[must_use]
     pub fn wire(self) -> Wire {
         let (reply, files) = hear(&self.socket);

@@ -1,4 +1,4 @@
-//! The tcp wire, from below: set-up messages, then frames.
+//! The raw tcp wire: set-up messages, then frames.
 
 use std::io::{self, ErrorKind, Read};
 use std::net::TcpStream;
@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Connects to a listener's port, and does no more.
+/// Connects to a listener's port, and nothing more.
 ///
 /// # Panics
 /// When nobody listens there.
@@ -22,7 +22,7 @@ pub fn dial(host: &str, port: u16) -> TcpStream {
 /// A message of the set-up.
 ///
 /// # Panics
-/// When the body is longer than its length field can say.
+/// When the body is too long for its length field.
 #[must_use]
 pub fn message(kind: u8, body: &[u8]) -> Vec<u8> {
     let mut bytes = b"softrdma".to_vec();
@@ -35,7 +35,7 @@ pub fn message(kind: u8, body: &[u8]) -> Vec<u8> {
 /// The next message of the set-up: kind and body.
 ///
 /// # Errors
-/// When the other side has closed, or says nothing for a minute.
+/// When the other side has closed, or is silent for a minute.
 pub fn read_message(stream: &mut TcpStream) -> io::Result<(u8, Vec<u8>)> {
     let mut header = [0; 12];
     stream.read_exact(&mut header)?;
@@ -44,10 +44,10 @@ pub fn read_message(stream: &mut TcpStream) -> io::Result<(u8, Vec<u8>)> {
     Ok((header[9], body))
 }
 
-/// A frame: how many packets are acknowledged, operation, flags, and extension and payload.
+/// A frame: the number of acknowledged packets, operation, flags, and extension and payload.
 ///
 /// # Panics
-/// When the body is longer than its length field can say.
+/// When the body is too long for its length field.
 #[must_use]
 pub fn frame(ack: u32, op: u8, flags: u8, body: &[u8]) -> Vec<u8> {
     let mut bytes = ack.to_le_bytes().to_vec();
@@ -57,7 +57,7 @@ pub fn frame(ack: u32, op: u8, flags: u8, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Whether the other side closes the connection, whatever it says before.
+/// Whether the other side closes the connection, whatever it sends before.
 #[must_use]
 pub fn is_closed(stream: &mut TcpStream) -> bool {
     let mut bytes = [0; 4096];
