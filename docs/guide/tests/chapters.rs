@@ -1,4 +1,5 @@
-//! The guide hangs together: each chapter is in the book, is compiled, and its links lead somewhere.
+//! The guide hangs together: each chapter is in the book, is compiled, and its links lead
+//! somewhere.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -53,7 +54,7 @@ fn each_chapter_is_compiled() {
         // Every other fence begins a block.
         let fences = text.lines().filter_map(|line| line.strip_prefix("```")).step_by(2);
         for language in fences {
-            assert!(["rust", "sh", "text"].contains(&language), "{chapter}: ```{language}");
+            assert!(["rust", "sh", "text", "toml"].contains(&language), "{chapter}: ```{language}");
             examples += usize::from(language == "rust");
         }
     }
@@ -66,7 +67,13 @@ fn links_lead_to_chapters() {
     let mut count = 0;
     for chapter in &chapters {
         for link in links(&read(&format!("src/{chapter}"))) {
-            assert!(chapters.contains(&link), "{chapter}: there is no {link}");
+            let (target, section) = link.split_once('#').unwrap_or((&link, ""));
+            assert!(chapters.iter().any(|name| name == target), "{chapter}: there is no {link}");
+            let text = read(&format!("src/{target}"));
+            let mut headings = text.lines().filter_map(|line| line.strip_prefix("## "));
+            let slug = |heading: &str| heading.to_lowercase().replace(' ', "-");
+            let is_there = section.is_empty() || headings.any(|heading| slug(heading) == section);
+            assert!(is_there, "{chapter}: {target} has no section {section}");
             count += 1;
         }
     }
