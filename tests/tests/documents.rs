@@ -117,6 +117,28 @@ fn every_queue_has_a_test_that_exists() {
     }
 }
 
+/// A filter that matches no test runs nothing and passes, on a machine where nobody looks.
+#[test]
+fn filters_of_the_lab_match_tests() {
+    let script = std::fs::read_to_string(root().join("tests/e2e_in_lab")).expect("the script");
+    let mut filters = Vec::new();
+    for list in ["local=\"", "alone=\"", "beyond=\"", "lacking=\""] {
+        let (_, list) = script.split_once(list).expect("the list");
+        filters.extend(list.split('"').next().expect("its end").split_whitespace());
+    }
+    let single = script.split(" rdma::").skip(1).filter_map(|rest| rest.split_whitespace().next());
+    filters.extend(single);
+    assert!(filters.len() > 15, "this test no longer reads the script: {filters:?}");
+    let code = sources(&["tests/tests/e2e"]);
+    for filter in filters {
+        let is_there = match filter.strip_suffix("::") {
+            Some(module) => code.contains(&format!("mod {module};")),
+            None => code.contains(&format!("fn {}", filter.trim_end_matches("_over_rdma"))),
+        };
+        assert!(is_there, "tests/e2e_in_lab names {filter}, which matches no test");
+    }
+}
+
 #[test]
 fn verbs_claims_have_tests_or_corrections() {
     let document = std::fs::read_to_string(root().join("docs/verbs.md")).expect("it");
