@@ -80,6 +80,8 @@ impl Features {
     pub const REPLY_SLOTS: Self = Self(1 << 2);
     /// Headers carry a checksum.
     pub const CRC32C: Self = Self(1 << 3);
+    /// No message passes before both ends have proved who they are.
+    pub const SECURE: Self = Self(1 << 5);
 
     /// The features of either set.
     #[must_use]

@@ -13,4 +13,5 @@ pub mod frame;
 pub mod handshake;
 pub mod kind;
 pub mod link;
+pub mod lock;
 mod text;

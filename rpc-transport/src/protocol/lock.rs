@@ -1,0 +1,13 @@
+//! The lock of a connection: no message passes until both ends have proved who they are.
+//!
+//! Owns the rules of the handshake that follows connection set-up where both offers have
+//! [`Features::SECURE`](crate::protocol::handshake::Features::SECURE): its frames, their levels and
+//! numbers, and what it binds of the set-up. Never does cryptography: a [`Handshake`] does, which
+//! another crate implements. Never sends anything.
+
+mod driver;
+
+pub use self::driver::{
+    FailureReason, Handshake, HandshakeFactory, HandshakeFailure, Level, PARAMETERS_BYTES, Proof,
+    Protection, Role, Secured, Start,
+};
