@@ -11,6 +11,7 @@
 //! | [`calls`] | two sessions over two links: the assumptions of one layer about the other |
 //! | [`channel`] | a channel's decisions: reconnecting, and second attempts |
 //! | [`hedging`] | second attempts of calls whose first one runs: the budget, and races |
+//! | [`locked_link`] | one end of a locked connection, with a peer that lies |
 //! | [`session`] | two sessions, over a wire that delays, reorders and takes messages back |
 //! | [`streams`] | two sessions and their streams, with tasks that sleep until they are woken |
 //!
@@ -30,6 +31,7 @@ pub mod calls;
 pub mod channel;
 pub mod hedging;
 pub mod link;
+pub mod locked_link;
 pub mod session;
 pub mod streams;
 

@@ -10,7 +10,9 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use crate::protocol::arena::{ArenaConfig, CHUNK_LOG2, CHUNK_NUMBERS, MAX_ARENA_CHUNKS};
-use crate::protocol::credit::{MAX_WINDOW, MIN_ACK_WINDOW, SendQueueBudget, Window};
+use crate::protocol::credit::{
+    FIRST_DATA_CREDITS, MAX_WINDOW, MIN_ACK_WINDOW, SendQueueBudget, Window,
+};
 
 /// SQ slots for Acks, WRs. More than one only lets an Ack be posted before earlier ones complete.
 const ACK_SLOTS: u16 = 4;
@@ -384,6 +386,29 @@ impl LinkConfig {
         check_time("keep_alive_timeout", self.keep_alive_timeout, mill, "5 s suits most links")
     }
 
+    /// Checks what a connection with a handshake of identities needs beyond
+    /// [`LinkConfig::validate`].
+    ///
+    /// # Errors
+    /// [`ConfigError`] for the first setting out of range.
+    pub fn validate_secure(&self) -> Result<(), ConfigError> {
+        check_secure(self.window(), self.receive_buffer())?;
+        check(
+            "arena_segment_bytes with TLS",
+            self.arena_segment_bytes,
+            4 << 10,
+            256 << 10,
+            "256 KiB suits most links",
+        )?;
+        check(
+            "shared_receive_queue with TLS",
+            self.shared_receive_queue,
+            false,
+            false,
+            "an unknown peer could take the receives of known ones",
+        )
+    }
+
     /// This configuration with the defaults that depend on the device: whether it locks the memory
     /// that is registered. The handshake sends settled values, and both ends count with them.
     #[must_use]
@@ -480,6 +505,15 @@ pub(crate) fn check<T: PartialOrd + Display>(
     }
     let allowed = format!("{min} to {max}");
     Err(ConfigError { field, value: value.to_string(), allowed, advice })
+}
+
+/// The sizes that both ends of a locked connection must offer.
+pub(crate) fn check_secure(window: Window, receive_buffer_bytes: u32) -> Result<(), ConfigError> {
+    let (first, most) = (FIRST_DATA_CREDITS, MAX_WINDOW);
+    check("data_credits with TLS", window.data, first, most, "the handshake takes up to 8 frames")?;
+    let (min, max) = (4 << 10, 64 << 10);
+    let advice = "8 KiB suits most links";
+    check("receive_buffer_bytes with TLS", receive_buffer_bytes, min, max, advice)
 }
 
 fn check_time(

@@ -22,6 +22,9 @@ pub enum ProtocolError {
     /// The kind is not known in this version.
     #[error("unknown frame kind {0}")]
     UnknownKind(u8),
+    /// The frame belongs to a connection that is still locked.
+    #[error("{0:?} frame on a connection that is not locked")]
+    LockedOnly(Kind),
     /// A flag, a block or a kind belongs to a feature that the handshake did not agree on.
     #[error("{0} without the feature being agreed in the handshake")]
     NotAgreed(&'static str),

@@ -240,10 +240,29 @@ fn segment_block(segment: Segment) -> [u8; SEGMENT_BLOCK_BYTES] {
     bytes
 }
 
+/// The header of a frame with bytes of a handshake: frames of each level and direction are numbered
+/// from 0.
+#[must_use]
+pub const fn handshake_header(level: u8, number: u16) -> [u8; HEADER_BYTES] {
+    (Kind::Handshake as u64 | (level as u64) << 8 | (number as u64) << 16).to_le_bytes()
+}
+
+/// The header of the frame that unlocks a connection. It grants nothing, as nothing has arrived.
+#[must_use]
+pub const fn unlocked_header() -> [u8; HEADER_BYTES] {
+    (Kind::Unlocked as u64).to_le_bytes()
+}
+
+/// A text as far as a Close frame has room for it.
+#[must_use]
+pub fn close_text(text: &str) -> &str {
+    truncated(text, CLOSE_TEXT_MAX_BYTES)
+}
+
 /// A whole Close frame.
 #[must_use]
 pub fn close_frame(reason: &CloseReason) -> OutBuf {
-    let text = truncated(&reason.text, CLOSE_TEXT_MAX_BYTES);
+    let text = close_text(&reason.text);
     let text_len = u8::try_from(text.len()).unwrap_or(u8::MAX);
     let mut frame = OutBuf::new();
     frame.extend_from_slice(&header(Kind::Close, Grant::default()));
@@ -302,6 +321,9 @@ fn parse_other(
     let grant = grant_of(head);
     if kind != Kind::Ack && imm.is_some() {
         return Err(ProtocolError::UnexpectedImmediate(kind));
+    }
+    if matches!(kind, Kind::Handshake | Kind::Unlocked) {
+        return Err(ProtocolError::LockedOnly(kind));
     }
     if matches!(kind, Kind::Data | Kind::Release) {
         let counts = [releases, extents];

@@ -250,6 +250,11 @@ impl Offer {
     /// # Errors
     /// The [`Reject`] to answer with.
     pub fn agree_as_server(&self, client: &Self) -> Result<Agreed, Reject> {
+        let secure = Features::SECURE;
+        if self.features.contains(secure) && !client.features.contains(secure) {
+            let text = "this server requires TLS: give the client `Channel::builder().tls(..)`";
+            return Err(Reject::new(RejectCode::Application, text));
+        }
         self.agree(client, self.versions, client.versions)
     }
 
@@ -268,6 +273,9 @@ impl Offer {
         }
         peer.validate().map_err(|error| Reject::malformed(&error))?;
         let features = self.features.intersection(peer.features);
+        if features.contains(Features::SECURE) {
+            peer.check_secure().map_err(|error| Reject::malformed(&error))?;
+        }
         Ok(Agreed { version, features, remote: *peer })
     }
 
@@ -295,6 +303,14 @@ impl Offer {
             Ok(())
         };
         check_all().map_err(HandshakeError::BadValue)
+    }
+
+    /// Checks the values that a locked connection depends on.
+    fn check_secure(&self) -> Result<(), HandshakeError> {
+        let arena = u32::from(self.arena.is_some());
+        config::check("arena at set-up with TLS", arena, 0, 0, "leave the arena out of the offer")
+            .and_then(|()| config::check_secure(self.window, self.receive_buffer_bytes))
+            .map_err(HandshakeError::BadValue)
     }
 
     fn encode(&self, what: What) -> [u8; OFFER_BYTES] {

@@ -20,6 +20,10 @@ pub enum Kind {
     /// The last frame of its direction. Spends no credit: a RECV and an SQ slot are reserved for
     /// it.
     Close = 6,
+    /// Bytes of the handshake of a locked connection. Spends no credit.
+    Handshake = 7,
+    /// The server's answer to a complete handshake. Spends a data credit.
+    Unlocked = 8,
 }
 
 impl Kind {
@@ -31,6 +35,8 @@ impl Kind {
             4 => Self::Ping,
             5 => Self::Pong,
             6 => Self::Close,
+            7 => Self::Handshake,
+            8 => Self::Unlocked,
             _ => return None,
         })
     }

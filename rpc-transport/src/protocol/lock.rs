@@ -6,8 +6,16 @@
 //! another crate implements. Never sends anything.
 
 mod driver;
+#[cfg(any(test, feature = "model"))]
+pub mod fake;
+mod machine;
+mod set_up;
+#[cfg(test)]
+mod tests;
 
 pub use self::driver::{
     FailureReason, Handshake, HandshakeFactory, HandshakeFailure, Level, PARAMETERS_BYTES, Proof,
     Protection, Role, Secured, Start,
 };
+pub use self::machine::{LockedLink, MAX_BYTES, MAX_FRAMES};
+pub use self::set_up::{Exchange, Parameters, SetUp};

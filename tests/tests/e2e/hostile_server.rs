@@ -45,7 +45,7 @@ fn broken_link_rules() -> Vec<(Vec<Sent>, &'static str)> {
         (plain(vec![1]), "cut off"),
         (plain(link_header(1, 0, 0, 0)[..7].to_vec()), "frame of 7 bytes is cut off"),
         (plain(link_header(0, 0, 0, 0)), "unknown frame kind 0"),
-        (plain(link_header(7, 0, 0, 0)), "unknown frame kind 7"),
+        (plain(link_header(9, 0, 0, 0)), "unknown frame kind 9"),
         (plain(vec![0xff; 4096]), "unknown frame kind 255"),
         (plain(link_header(1, 0x80, 0, 0)), "MAX_STREAM_DATA block without the feature"),
         (plain(link_header(1, 0x02, 0, 0)), "ARENA block without the feature"),

@@ -247,7 +247,9 @@ fn each_broken_rule_has_its_error() {
     let not_agreed = E::NotAgreed;
     for (bytes, imm, error) in [
         (with(0, 0, &data), None, E::UnknownKind(0)),
-        (with(0, 7, &data), None, E::UnknownKind(7)),
+        (with(0, 9, &data), None, E::UnknownKind(9)),
+        (with(0, 7, &data), None, E::LockedOnly(Kind::Handshake)),
+        (with(0, 8, &data), None, E::LockedOnly(Kind::Unlocked)),
         (with(0, 3, &data), None, not_agreed("Release frame")),
         (with(1, 0x80, &data), None, not_agreed("MAX_STREAM_DATA block")),
         (with(1, 0x02, &data), None, not_agreed("ARENA block")),

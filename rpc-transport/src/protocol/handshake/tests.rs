@@ -270,3 +270,40 @@ proptest! {
         prop_assert_eq!(Offer::from_reply(&sent.to_reply()), Ok(sent));
     }
 }
+
+fn secure_offer() -> Offer {
+    Offer { features: Features::ARENA.with(Features::SECURE), arena: None, ..offer() }
+}
+
+#[test]
+fn a_secure_server_refuses_plain_offers() {
+    let plain = Offer { features: Features::ARENA, ..secure_offer() };
+    let reject = secure_offer().agree_as_server(&plain).unwrap_err();
+    assert_eq!(reject.code, RejectCode::Application);
+    assert!(reject.text.contains("requires TLS"), "{reject}");
+    assert!(reject.text.len() <= REJECT_TEXT_MAX_BYTES);
+    let agreed = secure_offer().agree_as_server(&secure_offer()).unwrap();
+    assert!(agreed.features.contains(Features::SECURE));
+    // A server without TLS answers without the bit, and the client then gives up.
+    let agreed = secure_offer().agree_as_client(&plain).unwrap();
+    assert!(!agreed.features.contains(Features::SECURE));
+}
+
+#[test]
+fn sizes_of_secure_offers_are_checked() {
+    let with = |change: fn(&mut Offer)| {
+        let mut peer = secure_offer();
+        change(&mut peer);
+        let reject = secure_offer().agree_as_server(&peer).unwrap_err();
+        assert_eq!(secure_offer().agree_as_client(&peer), Err(reject.clone()));
+        assert_eq!(reject.code, RejectCode::BadConfig);
+        assert!(reject.text.len() <= REJECT_TEXT_MAX_BYTES, "{reject}");
+        reject.text
+    };
+    let text = with(|peer| peer.window.data = 7);
+    assert_eq!(text, "offered data_credits with TLS is 7, allowed is 8 to 4095");
+    let text = with(|peer| peer.receive_buffer_bytes = 4095);
+    assert_eq!(text, "offered receive_buffer_bytes with TLS is 4095, allowed is 4096 to 65536");
+    let text = with(|peer| peer.arena = offer().arena);
+    assert_eq!(text, "offered arena at set-up with TLS is 1, allowed is 0 to 0");
+}

@@ -232,6 +232,8 @@ pub enum FailureReason {
     Denied,
     /// The peer broke a rule of the handshake.
     BrokenRule,
+    /// The server knows who this client is, and refuses it. Its text is authenticated.
+    DeniedByPeer,
     /// The peer ended the handshake. Its text is not authenticated and decides nothing.
     RefusedByPeer,
     /// This end failed.
