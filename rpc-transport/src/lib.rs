@@ -26,6 +26,7 @@ pub mod log_limit;
 pub mod memory;
 #[doc(hidden)]
 pub mod message;
+mod place;
 #[doc(hidden)]
 pub mod protocol;
 mod sync;

@@ -65,7 +65,7 @@ impl Door {
     pub(super) async fn let_in(
         &self,
         shard: &Arc<RpcShard>,
-        Connected { key, peer }: &Connected,
+        Connected { key, peer, .. }: &Connected,
         hello: Receiver<Option<Credentials>>,
     ) -> Result<(), Option<String>> {
         let Some(verify) = &self.verify else { return Ok(()) };

@@ -24,6 +24,7 @@ use crate::connect::resolved::Resolved;
 use crate::device::connection_error::{ConnectError, ListenError};
 use crate::device::soft;
 use crate::device::{Connector, Incoming, Listener};
+use crate::place::Place;
 use crate::text::{is_printable, printable};
 
 /// First byte of both messages.
@@ -31,28 +32,7 @@ const VERSION: u8 = 1;
 /// Longest time for an attempt to use a better transport than TCP.
 const BETTER_WAY_BUDGET: Duration = Duration::from_secs(1);
 
-/// The facts of a process that decide whether it can share memory with another.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
-    /// The kernel's random id of this boot; empty if it cannot be read.
-    boot: String,
-    /// The network namespace, in which abstract socket names live.
-    namespace: String,
-    /// The user, which decides what sockets of others let through.
-    user: u32,
-}
-
 impl Place {
-    fn here() -> Self {
-        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let namespace = std::fs::read_link("/proc/self/ns/net");
-        Self {
-            boot: read("/proc/sys/kernel/random/boot_id").trim().to_owned(),
-            namespace: namespace.map(|link| link.display().to_string()).unwrap_or_default(),
-            user: rustix::process::geteuid().as_raw(),
-        }
-    }
-
     fn is_unknown(&self) -> bool {
         self.boot.is_empty() || self.namespace.is_empty()
     }

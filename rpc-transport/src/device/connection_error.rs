@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::address::{Address, AddressError};
+use crate::device::handshake_failure::HandshakeFailure;
 use crate::device::{ProviderError, Status};
 
 /// Why a connection could not be set up.
@@ -65,6 +66,14 @@ pub enum ConnectError {
         address: Address,
         /// What was wrong.
         reason: String,
+    },
+    /// The handshake that proves both ends' identities failed.
+    #[error("{address}: {failure}")]
+    Handshake {
+        /// The address.
+        address: Address,
+        /// The reason, and what to do.
+        failure: HandshakeFailure,
     },
     /// The scheme needs something that this machine or build lacks.
     #[error("{scheme}:// is not available here: {reason}")]

@@ -94,6 +94,7 @@ mod attributes;
 pub mod connection_error;
 mod cq_ref;
 pub mod fault;
+pub mod handshake_failure;
 pub mod locked;
 #[cfg(any(feature = "verbs", all(test, rpc_loom)))]
 mod mailbox;

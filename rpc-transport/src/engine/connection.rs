@@ -30,6 +30,7 @@
 
 mod deadlines;
 mod ending;
+mod locked;
 mod queue_pair;
 mod receiving;
 mod recv_buffers;
@@ -42,6 +43,8 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use self::ending::cause_of;
+pub(crate) use self::locked::Arrived;
+use self::locked::Locked;
 pub(crate) use self::queue_pair::ConnectionQp;
 use self::queue_pair::{Phase, split_wr_id};
 pub(crate) use self::recv_buffers::{RecvBuffers, first_recvs, most_recvs, with_lendable};
@@ -91,6 +94,8 @@ pub(crate) struct Connection<P: UpperLayer> {
     pub(crate) protocol: P,
     send_path: SendPath,
     link: Option<Link>,
+    /// What arrives before there is a link, if peers must prove who they are.
+    locked: Option<Box<Locked>>,
     /// The link of a connection that has ended, kept until its QP is destroyed: it owns the memory
     /// that the peer may write.
     retired_link: Option<Box<Link>>,
@@ -134,6 +139,7 @@ impl<P: UpperLayer> Connection<P> {
             protocol,
             send_path,
             link: None,
+            locked: None,
             retired_link: None,
             peer: None,
             queue_pair: Some(queue_pair),
@@ -262,11 +268,9 @@ impl<P: UpperLayer> Connection<P> {
             self.fail(cq, &cause);
             return;
         }
-        let closed = self.link.as_mut().is_some_and(|link| {
-            link.on_send_completion(token);
-            link.is_close_completed()
-        });
-        if closed {
+        let Some(link) = &mut self.link else { return self.wake_locked() };
+        link.on_send_completion(token);
+        if link.is_close_completed() {
             self.fail(cq, &CloseCause::Local);
         }
     }

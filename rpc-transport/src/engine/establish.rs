@@ -21,12 +21,15 @@ use crate::engine::connection::{
     Connection, ConnectionQp, RecvBuffers, SendBuffers, SendPath, first_recvs, most_recvs,
 };
 use crate::engine::connection_key::ConnectionKey;
+use crate::engine::security::Security;
 use crate::engine::shard::Shard;
+use crate::engine::unlock::{Sent, ended};
 use crate::engine::upper::UpperLayer;
 use crate::memory::region::ProtectionDomain;
 use crate::protocol::config::{Isolation, LinkConfig};
 use crate::protocol::handshake::{Agreed, Features, HandshakeError, Offer, Reject, RejectCode};
 use crate::protocol::link::Link;
+use crate::protocol::lock::{FailureReason, HandshakeFailure, Role, Secured};
 
 /// A connection that is up.
 #[derive(Debug)]
@@ -35,6 +38,8 @@ pub struct Connected {
     pub key: ConnectionKey,
     /// The peer that answered.
     pub peer: PeerIdentity,
+    /// Who the peer has proved to be, if the connection had a handshake.
+    pub secured: Option<Secured>,
 }
 
 /// Why a connection request was not accepted.
@@ -50,6 +55,9 @@ pub enum AcceptError {
     /// The peer went away, or the transport failed.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// The handshake of identities failed; the peer was notified.
+    #[error(transparent)]
+    Handshake(#[from] HandshakeFailure),
 }
 
 /// Sizes of the QP for a configuration. `shares`: its RECVs are those of a shared receive queue.
@@ -97,9 +105,12 @@ fn settled(config: &LinkConfig, device: &dyn Device) -> LinkConfig {
     config.settled(!capabilities.contains(Capabilities::FREE_REGISTRATION))
 }
 
-fn features(device: &dyn Device) -> Features {
+fn features(device: &dyn Device, security: Option<&Security>) -> Features {
     let all = Features::ARENA.with(Features::REPLY_SLOTS);
-    if device.attributes().capabilities.contains(Capabilities::IMMEDIATE) {
+    if security.is_some() {
+        // An immediate is outside of what keys protect.
+        all.with(Features::SECURE)
+    } else if device.attributes().capabilities.contains(Capabilities::IMMEDIATE) {
         all.with(Features::ACK_IMMEDIATE)
     } else {
         all
@@ -175,8 +186,28 @@ impl<P: UpperLayer> Shard<P> {
         timeout: Duration,
         protocol: P,
     ) -> Result<Connected, ConnectError> {
+        self.connect_with(outgoing, address, config, timeout, protocol, None).await
+    }
+
+    /// [`Shard::connect`] to a server that must prove who it is, if there is `security`.
+    ///
+    /// # Errors
+    /// Those of [`Shard::connect`], and [`ConnectError::Handshake`].
+    pub async fn connect_with(
+        self: &Arc<Self>,
+        outgoing: Box<dyn Outgoing>,
+        address: &Address,
+        config: &LinkConfig,
+        timeout: Duration,
+        protocol: P,
+        security: Option<&Security>,
+    ) -> Result<Connected, ConnectError> {
         let config = &self.settled(config);
-        let offer = Offer::new(config, features(&**outgoing.device()), nonce());
+        if security.is_some() {
+            let checked = config.validate_secure();
+            checked.map_err(|error| ConnectError::Config(error.to_string()))?;
+        }
+        let offer = Offer::new(config, features(&**outgoing.device(), security), nonce());
         let mut outgoing = outgoing;
         let memory = self.memory_for(config)?;
         let late = || ConnectError::TimedOut { address: address.clone(), after: timeout };
@@ -185,9 +216,10 @@ impl<P: UpperLayer> Shard<P> {
         let cq = self.cq();
         let prepared = outgoing.prepare_qp(&cq, &memory.domain, capacity);
         tokio::time::timeout(timeout, prepared).await.map_err(|_| late())??;
-        let (key, qp) = self.add(config, protocol, 1, memory, |cq, domain| {
-            outgoing.create_qp(cq, domain, capacity)
-        })?;
+        let (key, qp) =
+            self.add(config, protocol, 1, memory, security.is_some(), |cq, domain| {
+                outgoing.create_qp(cq, domain, capacity)
+            })?;
         let mut guard = SetupGuard { shard: Arc::clone(self), key, armed: true };
         let request = offer.to_request();
         let left = timeout.saturating_sub(since.elapsed());
@@ -205,10 +237,27 @@ impl<P: UpperLayer> Shard<P> {
             })?;
         let agreed = agree(&offer, &established, address)?;
         let peer = established.peer.clone();
-        self.prepare(key, config, &agreed, &peer)?;
-        self.bring_up(key, qp, established)?;
+        let mut proven = None;
+        if let Some(security) = security {
+            let failed = |failure| ConnectError::Handshake { address: address.clone(), failure };
+            if !agreed.features.contains(Features::SECURE) {
+                return Err(failed(not_offered()));
+            }
+            let reply = established.private_data.clone();
+            self.bring_up(key, qp, established)?;
+            let sent = Sent { request: &request, reply: &reply, offers: [&offer, &agreed.remote] };
+            let left = timeout.saturating_sub(since.elapsed());
+            let unlocking = self.unlock(key, Role::Client, security, sent);
+            let unlocked = tokio::time::timeout(left, unlocking).await.map_err(|_| late())?;
+            let (secured, _) = unlocked.map_err(failed)?;
+            self.on_unlocked(key, config, &agreed, &peer, &secured)?;
+            proven = Some(secured);
+        } else {
+            self.prepare(key, config, &agreed, &peer)?;
+            self.bring_up(key, qp, established)?;
+        }
         guard.armed = false;
-        Ok(Connected { key, peer })
+        Ok(Connected { key, peer, secured: proven })
     }
 
     /// Accepts a connection request, or rejects it with a reason that the client's error shows.
@@ -221,9 +270,28 @@ impl<P: UpperLayer> Shard<P> {
         config: &LinkConfig,
         protocol: P,
     ) -> Result<Connected, AcceptError> {
+        self.accept_with(incoming, config, protocol, None).await
+    }
+
+    /// [`Shard::accept`] of a client that must prove who it is, if there is `security`. Bound its
+    /// time: a client may be silent in the handshake.
+    ///
+    /// # Errors
+    /// [`AcceptError`].
+    pub async fn accept_with(
+        self: &Arc<Self>,
+        incoming: Box<dyn Incoming>,
+        config: &LinkConfig,
+        protocol: P,
+        security: Option<&Security>,
+    ) -> Result<Connected, AcceptError> {
         let mut incoming = incoming;
         let config = &self.settled(config);
-        let offer = Offer::new(config, features(&**incoming.device()), nonce());
+        if security.is_some() {
+            let checked = config.validate_secure();
+            checked.map_err(|error| ConnectError::Config(error.to_string()))?;
+        }
+        let offer = Offer::new(config, features(&**incoming.device(), security), nonce());
         let agreed = match requested(&offer, incoming.private_data()) {
             Ok(agreed) => agreed,
             Err(reject) => {
@@ -241,8 +309,10 @@ impl<P: UpperLayer> Shard<P> {
             }
             Err(error) => Err(error),
         };
+        // A locked connection is kept after its end, for what arrived and its cause.
+        let holders = u32::from(security.is_some());
         let added = prepared.and_then(|memory| {
-            self.add(config, protocol, 0, memory, |cq, domain| {
+            self.add(config, protocol, holders, memory, security.is_some(), |cq, domain| {
                 incoming.create_qp(cq, domain, capacity)
             })
         });
@@ -255,13 +325,25 @@ impl<P: UpperLayer> Shard<P> {
             }
         };
         let mut guard = SetupGuard { shard: Arc::clone(self), key, armed: true };
-        // Frames may arrive before the accept returns, so the link must exist first.
         let peer = incoming.peer();
-        self.prepare(key, config, &agreed, &peer)?;
-        let established = incoming.accept(&offer.to_reply()).await?;
-        self.bring_up(key, qp, established)?;
+        let reply = offer.to_reply();
+        let mut proven = None;
+        if let Some(security) = security {
+            let request = incoming.private_data().to_vec();
+            let established = incoming.accept(&reply).await?;
+            self.bring_up(key, qp, established)?;
+            let sent = Sent { request: &request, reply: &reply, offers: [&offer, &agreed.remote] };
+            let (secured, frame) = self.unlock(key, Role::Server, security, sent).await?;
+            self.send_unlocked(key, config, &agreed, &peer, &secured, &frame)?;
+            proven = Some(secured);
+        } else {
+            // Frames may arrive before the accept returns, so the link must exist first.
+            self.prepare(key, config, &agreed, &peer)?;
+            let established = incoming.accept(&reply).await?;
+            self.bring_up(key, qp, established)?;
+        }
         guard.armed = false;
-        Ok(Connected { key, peer })
+        Ok(Connected { key, peer, secured: proven })
     }
 
     /// Registers the memory of a new connection.
@@ -286,6 +368,7 @@ impl<P: UpperLayer> Shard<P> {
         protocol: P,
         holders: u32,
         memory: SetupMemory,
+        is_locked: bool,
         create: impl FnOnce(
             &mut dyn crate::device::CompletionQueue,
             &ProtectionDomain,
@@ -302,7 +385,10 @@ impl<P: UpperLayer> Shard<P> {
         let max_inline = state.cq().max_inline_bytes(qp);
         let pipe = ConnectionQp::new(qp, max_inline, recv_buffers, send_buffers);
         let send_path = SendPath::new(domain, &**self.device(), config);
-        let connection = Connection::new(protocol, send_path, pipe, holders);
+        let mut connection = Connection::new(protocol, send_path, pipe, holders);
+        if is_locked {
+            connection.lock();
+        }
         let key = state.insert(qp, connection);
         let Some((cq, connection)) = state.cq_and_connection(key) else {
             return Err(ProviderError::UnknownQp);
@@ -330,13 +416,65 @@ impl<P: UpperLayer> Shard<P> {
         agreed: &Agreed,
         peer: &PeerIdentity,
     ) -> Result<(), ConnectError> {
-        let link = Link::new(config, agreed, clock::now())
-            .map_err(|error| ConnectError::Config(error.to_string()))?;
+        let link = new_link(config, agreed)?;
         let mut state = self.lock();
         let connection = usable(state.connection(key))?;
         let returns = Arc::clone(self.returns());
         connection.set_link(link, peer, Box::new(move || returns.add(key)));
         connection.protocol.on_established(key, peer, agreed.remote.max_message_bytes);
+        Ok(())
+    }
+
+    /// A client's handshake is over: it has a link from now on.
+    fn on_unlocked(
+        &self,
+        key: ConnectionKey,
+        config: &LinkConfig,
+        agreed: &Agreed,
+        peer: &PeerIdentity,
+        secured: &Secured,
+    ) -> Result<(), ConnectError> {
+        let link = new_link(config, agreed)?;
+        let mut state = self.lock();
+        let connection = usable(state.connection(key))?;
+        let returns = Arc::clone(self.returns());
+        let late = connection.on_unlocked((link, peer, Box::new(move || returns.add(key))));
+        let late = late.map_err(|cause| ProviderError::CompletionQueueDead(cause.to_string()))?;
+        connection.protocol.on_secured(secured);
+        connection.protocol.on_established(key, peer, agreed.remote.max_message_bytes);
+        if let Some((cq, connection)) = state.cq_and_connection(key) {
+            connection.on_late_frames(cq, clock::now(), late);
+        }
+        state.mark_dirty_key(key);
+        self.finish(state);
+        Ok(())
+    }
+
+    /// A server's handshake is over: it has a link from now on, and tells the client.
+    fn send_unlocked(
+        &self,
+        key: ConnectionKey,
+        config: &LinkConfig,
+        agreed: &Agreed,
+        peer: &PeerIdentity,
+        secured: &Secured,
+        frame: &[u8],
+    ) -> Result<(), AcceptError> {
+        let link = new_link(config, agreed)?;
+        let mut state = self.lock();
+        usable(state.connection(key)).map_err(ConnectError::from)?;
+        let returns = Arc::clone(self.returns());
+        let on_return = Box::new(move || returns.add(key));
+        if let Some((cq, connection)) = state.cq_and_connection(key) {
+            // The guard of the set-up ends the connection where this fails.
+            connection.unlock(cq, frame, (link, peer, on_return)).map_err(ended)?;
+            connection.protocol.on_secured(secured);
+            let most = agreed.remote.max_message_bytes;
+            connection.protocol.on_established(key, peer, most);
+            connection.holders = connection.holders.saturating_sub(1);
+        }
+        state.mark_dirty_key(key);
+        self.finish(state);
         Ok(())
     }
 
@@ -356,6 +494,17 @@ impl<P: UpperLayer> Shard<P> {
         self.finish(state);
         Ok(())
     }
+}
+
+fn new_link(config: &LinkConfig, agreed: &Agreed) -> Result<Link, ConnectError> {
+    Link::new(config, agreed, clock::now()).map_err(|error| ConnectError::Config(error.to_string()))
+}
+
+/// The server accepted without a handshake, which this end insists on.
+fn not_offered() -> HandshakeFailure {
+    let text = "this server has no TLS, and the channel insists on it: give the server \
+                `Server::builder().tls(..)`, or correct the address";
+    HandshakeFailure::new(FailureReason::NotOffered, text, "")
 }
 
 /// A connection in set-up, unless it has ended meanwhile.

@@ -15,8 +15,10 @@ mod growth;
 pub mod locked_need;
 pub mod poll;
 mod pump_queue;
+pub mod security;
 pub mod shard;
 mod shared_recvs;
+mod unlock;
 pub mod upper;
 
 pub use self::poll::spin;

@@ -18,6 +18,7 @@ use crate::memory::budget::MemoryBudget;
 use crate::message::outgoing::OutBuf;
 use crate::message::received::Message;
 use crate::protocol::link::{Lane, Revoked, SubmitError, Waiting};
+use crate::protocol::lock::Secured;
 
 /// A message that an [`UpperLayer`] wants sent.
 #[derive(Debug)]
@@ -82,6 +83,10 @@ pub trait UpperLayer: Send + Sized + 'static {
     /// set-up is complete. Messages above `max_message_bytes` must not be submitted. The connection
     /// is known as `key` to its shard.
     fn on_established(&mut self, key: ConnectionKey, peer: &PeerIdentity, max_message_bytes: u64);
+
+    /// The peer has proved who it is. Called before [`UpperLayer::on_established`], if the
+    /// connection has a handshake. Default: nothing.
+    fn on_secured(&mut self, _secured: &Secured) {}
 
     /// The budget for memory of this peer: arenas, large messages that arrive, streams that nobody
     /// reads. Asked once, when the connection is made. Default: unlimited.

@@ -43,6 +43,7 @@ mod results;
 #[cfg(test)]
 mod tests;
 mod transmit;
+mod unlocked;
 
 use std::task::Waker;
 use std::time::Instant;

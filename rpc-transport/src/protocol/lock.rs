@@ -14,8 +14,8 @@ mod set_up;
 mod tests;
 
 pub use self::driver::{
-    FailureReason, Handshake, HandshakeFactory, HandshakeFailure, Level, PARAMETERS_BYTES, Proof,
-    Protection, Role, Secured, Start,
+    Handshake, HandshakeFactory, Level, PARAMETERS_BYTES, Proof, Protection, Role, Secured, Start,
 };
-pub use self::machine::{LockedLink, MAX_BYTES, MAX_FRAMES};
+pub use self::machine::{LockedLink, MAX_BYTES, MAX_FRAMES, refusal_in_clear};
 pub use self::set_up::{Exchange, Parameters, SetUp};
+pub use crate::device::handshake_failure::{FailureReason, HandshakeFailure};

@@ -18,6 +18,7 @@ mod probe;
 #[allow(dead_code, reason = "shared with tests that use more of it")]
 mod random;
 mod raw;
+mod secure;
 mod setup;
 mod shared;
 mod shares_given_back;

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rpc_transport::address::Address;
 use rpc_transport::connect::schemes;
+use rpc_transport::device::connection_error::ConnectError;
 use rpc_transport::device::{
     Completion, CompletionQueue, Listener, QpCapacity, QpHandle, RecvWr, SendOp, SendWr, Source,
     Status,
@@ -46,7 +48,25 @@ impl Raw {
         probe: Probe,
     ) -> (Self, End) {
         let address = listener.local_address();
-        let mut outgoing = schemes::resolve(&address).await.unwrap().outgoing;
+        let request = Offer::new(config, features, 7).to_request();
+        let record = probe.record();
+        let accept = async {
+            let incoming = listener.incoming().await.unwrap();
+            server.accept(incoming, config, probe).await.unwrap()
+        };
+        let (raw, accepted) = tokio::join!(Self::request(&address, &request), accept);
+        (raw.unwrap().0, End { shard: Arc::clone(server), key: accepted.key, record })
+    }
+
+    /// Connects to whatever accepts at an address. Returns its reply, too.
+    ///
+    /// # Errors
+    /// It was refused.
+    pub(crate) async fn request(
+        address: &Address,
+        request: &[u8],
+    ) -> Result<(Self, Vec<u8>), ConnectError> {
+        let mut outgoing = schemes::resolve(address).await.unwrap().outgoing;
         let domain = outgoing.device().allocate_pd().unwrap();
         let mut cq = outgoing.device().create_cq(4096).unwrap();
         let capacity = QpCapacity {
@@ -60,16 +80,10 @@ impl Raw {
         while let Some(buffer) = recvs.take() {
             cq.post_recv(qp, RecvWr { wr_id: 0, buffer }).unwrap();
         }
-        let request = Offer::new(config, features, 7).to_request();
-        let record = probe.record();
-        let accept = async {
-            let incoming = listener.incoming().await.unwrap();
-            server.accept(incoming, config, probe).await.unwrap()
-        };
-        let (established, accepted) = tokio::join!(outgoing.connect(&request), accept);
-        established.unwrap().attach.run(&mut *cq).unwrap();
-        let raw = Self { cq, qp, recvs, completions: Vec::new(), domain };
-        (raw, End { shard: Arc::clone(server), key: accepted.key, record })
+        let established = outgoing.connect(request).await?;
+        let reply = established.private_data.clone();
+        established.attach.run(&mut *cq).unwrap();
+        Ok((Self { cq, qp, recvs, completions: Vec::new(), domain }, reply))
     }
 
     pub(crate) fn post(&mut self, op: SendOp, bytes: &[u8]) {
@@ -101,15 +115,21 @@ impl Raw {
 
     /// The frames that have arrived since the last call; waits for at least one.
     pub(crate) async fn frames(&mut self) -> Vec<Frame> {
+        let parsed =
+            |(imm, frame): (_, Vec<u8>)| frame::parse(&frame, imm, Features::ARENA).unwrap().0;
+        self.bytes_of_frames().await.into_iter().map(parsed).collect()
+    }
+
+    /// The same as bytes, with their immediates.
+    pub(crate) async fn bytes_of_frames(&mut self) -> Vec<(Option<u32>, Vec<u8>)> {
         loop {
             self.cq.poll(&mut self.completions, 64).unwrap();
-            let parsed = |done: Completion| {
+            let bytes = |done: Completion| {
                 // RECVs flushed after the last frame carry none.
                 let buffer = done.buffer.filter(|_| done.status == Status::Success)?;
-                let frame = &buffer[..done.byte_len as usize];
-                Some(frame::parse(frame, done.imm, Features::ARENA).unwrap().0)
+                Some((done.imm, buffer[..done.byte_len as usize].to_vec()))
             };
-            let frames: Vec<_> = self.completions.drain(..).filter_map(parsed).collect();
+            let frames: Vec<_> = self.completions.drain(..).filter_map(bytes).collect();
             if !frames.is_empty() {
                 return frames;
             }

@@ -30,7 +30,7 @@ pub(crate) type ProbeShard = Arc<Shard<Probe>>;
 pub(crate) type ProbeDriver = Driver<Probe, Runner>;
 
 /// Nothing here takes longer; a test that does hangs, and is killed.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs a test on two threads, and kills the process if it does not end.
 pub(crate) fn run(name: &str, test: impl Future<Output = ()>) {

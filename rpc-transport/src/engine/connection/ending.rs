@@ -70,6 +70,7 @@ impl<P: UpperLayer> Connection<P> {
             };
             self.cause = Some(cause.clone());
             self.notify_closed(&cause);
+            self.wake_locked();
         }
         if !parting {
             self.retire_link();

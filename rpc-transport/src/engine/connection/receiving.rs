@@ -141,10 +141,9 @@ impl<P: UpperLayer> Connection<P> {
         reposts: &mut Vec<RecvWr>,
     ) -> Result<(), CloseCause> {
         let (Some(queue_pair), Some(link)) = (&self.queue_pair, &mut self.link) else {
+            let taken = self.on_locked_frame(imm, &buffer[..len]);
             reposts.push(RecvWr { wr_id: 0, buffer });
-            return Err(CloseCause::Protocol(
-                "a frame arrived before the connection was set up".into(),
-            ));
+            return taken;
         };
         let protocol = &self.protocol;
         let copies_tail = |head: &[u8]| protocol.copies_tail(head);
@@ -164,7 +163,7 @@ impl<P: UpperLayer> Connection<P> {
     }
 
     #[inline]
-    fn on_message(&mut self, message: Message) -> Result<(), Arc<str>> {
+    pub(super) fn on_message(&mut self, message: Message) -> Result<(), Arc<str>> {
         let (link, deferred) = (&mut self.link, &mut self.deferred);
         let is_fast = &mut self.is_fast;
         let mut revoke = |tag| {
@@ -191,7 +190,12 @@ impl<P: UpperLayer> Connection<P> {
     /// again, but for one that may wait until the reply has been sent (invariant 1), and has what
     /// is for after the lock collected.
     #[inline]
-    fn end_run(&mut self, cq: &mut dyn CompletionQueue, now: Instant, reposts: &mut Vec<RecvWr>) {
+    pub(super) fn end_run(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        now: Instant,
+        reposts: &mut Vec<RecvWr>,
+    ) {
         if let Some(link) = &mut self.link {
             link.on_plain_frames(now);
             if link.wanted_growth().is_some()

@@ -104,6 +104,19 @@ impl SendPath {
         post_all(cq, queue_pair, &mut [wr])
     }
 
+    /// Posts a frame that no link has made, as a signaled SEND.
+    #[cold]
+    pub(super) fn post_bytes(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        queue_pair: &mut ConnectionQp,
+        frame: &[u8],
+    ) -> Result<(), CloseCause> {
+        let stamped = Stamped { signaled: true, token: 0 };
+        let wr = self.send(queue_pair, (frame, &[]), None, stamped, 1)?;
+        post_all(cq, queue_pair, &mut [wr])
+    }
+
     /// [`SendPath::post`] for a whole small message, which also rings the doorbell.
     #[inline]
     pub(super) fn post_whole(

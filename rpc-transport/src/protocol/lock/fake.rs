@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use sha2::{Digest, Sha256};
 
 use super::driver::{
-    FailureReason, Handshake, HandshakeFactory, HandshakeFailure, Level, PARAMETERS_BYTES,
-    Protection, Role, Secured, Start,
+    Handshake, HandshakeFactory, Level, PARAMETERS_BYTES, Protection, Role, Secured, Start,
 };
+use crate::device::handshake_failure::{FailureReason, HandshakeFailure};
 use crate::protocol::frame::HEADER_BYTES;
 
 const TAG_BYTES: usize = 16;

@@ -25,10 +25,9 @@
 
 use std::collections::VecDeque;
 
-use super::driver::{
-    FailureReason, Handshake, HandshakeFactory, HandshakeFailure, Level, Role, Secured, Start,
-};
+use super::driver::{Handshake, HandshakeFactory, Level, Role, Secured, Start};
 use super::set_up::Parameters;
+use crate::device::handshake_failure::{FailureReason, HandshakeFailure};
 use crate::protocol::frame::{self, CloseCode, CloseReason, Frame, HEADER_BYTES, Kind};
 use crate::protocol::handshake::{Features, Offer};
 use crate::text::printable;
@@ -194,7 +193,7 @@ impl LockedLink {
         {
             return frame;
         }
-        frame::close_frame(&CloseReason::new(CloseCode::Protocol, &*failure.told)).to_vec()
+        refusal_in_clear(failure)
     }
 
     fn fail(&mut self) {
@@ -356,6 +355,12 @@ impl std::fmt::Debug for LockedLink {
         let Self { role, phase, .. } = self;
         f.debug_struct("LockedLink").field("role", role).field("phase", phase).finish()
     }
+}
+
+/// [`LockedLink::refusal`] where no handshake began.
+#[must_use]
+pub fn refusal_in_clear(failure: &HandshakeFailure) -> Vec<u8> {
+    frame::close_frame(&CloseReason::new(CloseCode::Protocol, &*failure.told)).to_vec()
 }
 
 /// The peer has ended the handshake.

@@ -18,7 +18,8 @@
 
 use sha2::{Digest, Sha256};
 
-use super::driver::{FailureReason, HandshakeFailure, PARAMETERS_BYTES, Protection, Role};
+use super::driver::{PARAMETERS_BYTES, Protection, Role};
+use crate::device::handshake_failure::{FailureReason, HandshakeFailure};
 
 /// The first bytes of the parameters.
 const MAGIC: [u8; 4] = *b"rpcr";

@@ -1,0 +1,685 @@
+//! Connections whose ends must prove who they are, over every wire, with a fake handshake.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rpc_transport::address::Address;
+use rpc_transport::connect::schemes;
+use rpc_transport::device::connection_error::ConnectError;
+use rpc_transport::device::{Listener, SendOp};
+use rpc_transport::engine::establish::{AcceptError, Connected};
+use rpc_transport::engine::security::Security;
+use rpc_transport::engine::spin::PollMode;
+use rpc_transport::protocol::config::LinkConfig;
+use rpc_transport::protocol::credit::Grant;
+use rpc_transport::protocol::frame::{self, Kind};
+use rpc_transport::protocol::handshake::{Features, Offer};
+use rpc_transport::protocol::lock::fake::{FakeFactory, FakeIdentity};
+use rpc_transport::protocol::lock::{
+    FailureReason, LockedLink, Parameters, Protection, Role, SetUp,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+use crate::probe::{Habit, Probe};
+use crate::raw::Raw;
+use crate::world::{End, PATIENCE, ProbeShard, WIRES, fresh_address, run, shard};
+
+/// Connects a client's shard to an address.
+async fn connect(
+    shard: &ProbeShard,
+    address: &Address,
+    probe: Probe,
+    security: Option<&Security>,
+    limit: Duration,
+) -> Result<Connected, ConnectError> {
+    let outgoing = schemes::resolve(address).await.unwrap().outgoing;
+    shard.connect_with(outgoing, address, &config(), limit, probe, security).await
+}
+
+/// Accepts the next client.
+async fn accept(
+    shard: &ProbeShard,
+    listener: &mut dyn Listener,
+    probe: Probe,
+    security: Option<&Security>,
+) -> Result<Connected, AcceptError> {
+    let incoming = listener.incoming().await.unwrap();
+    shard.accept_with(incoming, &config(), probe, security).await
+}
+
+type Outcome = (Result<Connected, ConnectError>, Result<Connected, AcceptError>);
+
+fn config() -> LinkConfig {
+    LinkConfig::default().keep_alive(None)
+}
+
+fn with(factory: FakeFactory) -> Security {
+    Security::new(Arc::new(factory))
+}
+
+fn client() -> Security {
+    with(FakeFactory::new(1, "client")).expecting("server")
+}
+
+fn server() -> Security {
+    with(FakeFactory::new(1, "server"))
+}
+
+/// A client's and a server's shard, and the server's listener.
+struct World {
+    near: ProbeShard,
+    far: ProbeShard,
+    listener: Box<dyn Listener>,
+    address: Address,
+    drivers: [JoinHandle<()>; 2],
+}
+
+impl World {
+    async fn new(wire: &str) -> Self {
+        Self::for_connections(wire, 4).await
+    }
+
+    async fn for_connections(wire: &str, count: u32) -> Self {
+        let listener = schemes::listen(&fresh_address(wire)).await.unwrap();
+        let address = listener.local_address();
+        let device = Arc::clone(schemes::resolve(&address).await.unwrap().outgoing.device());
+        let shard = || shard(&device, &config(), count, PollMode::Event);
+        let ((near, near_driver), (far, far_driver)) = (shard(), shard());
+        let drivers = [tokio::spawn(near_driver), tokio::spawn(far_driver)];
+        Self { near, far, listener, address, drivers }
+    }
+
+    /// Connects to `address`, with what each end insists on.
+    async fn meet_at(
+        &mut self,
+        address: &Address,
+        [ours, theirs]: [Option<&Security>; 2],
+        [near, far]: [Probe; 2],
+    ) -> Outcome {
+        let connect = connect(&self.near, address, near, ours, PATIENCE);
+        let accept = accept(&self.far, &mut *self.listener, far, theirs);
+        tokio::join!(connect, accept)
+    }
+
+    async fn meet(&mut self, securities: [Option<&Security>; 2], probes: [Probe; 2]) -> Outcome {
+        let address = self.address.clone();
+        self.meet_at(&address, securities, probes).await
+    }
+
+    /// Connects two ends that know each other, and checks that they talk.
+    async fn check_works(&mut self) {
+        let (near, far) = (Probe::new(Habit::Keep), Probe::new(Habit::Echo));
+        let records = (near.record(), far.record());
+        let (ours, theirs) = (client(), server());
+        let (near, far) = self.meet([Some(&ours), Some(&theirs)], [near, far]).await;
+        let (near, far) = (near.unwrap(), far.unwrap());
+        for (connected, name) in [(&near, "server"), (&far, "client")] {
+            let secured = connected.secured.as_ref().unwrap();
+            let identity = secured.proof.downcast_ref::<FakeIdentity>();
+            assert_eq!(identity, Some(&FakeIdentity(name.to_owned())));
+        }
+        let near = End { shard: Arc::clone(&self.near), key: near.key, record: records.0 };
+        let far = End { shard: Arc::clone(&self.far), key: far.key, record: records.1 };
+        for number in 0..100_u64 {
+            near.send(&number.to_le_bytes());
+            assert_eq!(*near.next().await.to_vec(), number.to_le_bytes());
+        }
+        let pools = [near.pools(), far.pools()].concat();
+        near.leave().await;
+        far.leave().await;
+        crate::world::assert_home(&pools);
+    }
+
+    /// Without the requests that the listener may hold.
+    async fn listen_anew(&mut self, wire: &str) {
+        self.listener = schemes::listen(&fresh_address(wire)).await.unwrap();
+        self.address = self.listener.local_address();
+    }
+
+    fn socket(&self) -> SocketAddr {
+        let Address::Tcp(at) = &self.address else { panic!("not of tcp") };
+        format!("{}:{}", at.host, at.port).parse().unwrap()
+    }
+
+    /// Ends the drivers, and checks that nothing is left.
+    async fn end(self) {
+        for shard in [&self.near, &self.far] {
+            shard.shutdown();
+        }
+        for driver in self.drivers {
+            driver.await.unwrap();
+        }
+        for shard in [&self.near, &self.far] {
+            let stats = shard.stats();
+            assert_eq!((stats.entries, stats.queue_pairs, stats.deadlines), (0, 0, 0));
+        }
+    }
+}
+
+fn probes() -> [Probe; 2] {
+    [Probe::new(Habit::Keep), Probe::new(Habit::Echo)]
+}
+
+fn reason(failed: Result<Connected, ConnectError>) -> FailureReason {
+    match failed.unwrap_err() {
+        ConnectError::Handshake { failure, .. } => failure.reason,
+        error => panic!("{error}"),
+    }
+}
+
+#[test]
+fn known_ends_talk_over_every_wire() {
+    run("known ends", async {
+        for wire in WIRES {
+            let mut world = World::new(wire).await;
+            for _ in 0..3 {
+                world.check_works().await;
+            }
+            world.end().await;
+        }
+    });
+}
+
+#[test]
+fn a_server_may_send_right_behind_unlocked() {
+    run("late frames", async {
+        for wire in WIRES {
+            let mut world = World::new(wire).await;
+            let [near, mut far] = probes();
+            let record = near.record();
+            for number in 0..7_u8 {
+                far.send(&[number; 40]);
+            }
+            let (ours, theirs) = (client(), server());
+            let (near, far) = world.meet([Some(&ours), Some(&theirs)], [near, far]).await;
+            let end = End { shard: Arc::clone(&world.near), key: near.unwrap().key, record };
+            for number in 0..7_u8 {
+                assert_eq!(*end.next().await.to_vec(), [number; 40]);
+            }
+            world.far.release(far.unwrap().key);
+            end.leave().await;
+            world.end().await;
+        }
+    });
+}
+
+#[test]
+fn strangers_never_establish_anything() {
+    run("strangers", async {
+        for wire in WIRES {
+            let mut world = World::new(wire).await;
+            for (ours, theirs, expected) in [
+                (FakeFactory::new(2, "client"), FakeFactory::new(1, "server"), "wrong tag"),
+                (FakeFactory::new(1, "client"), FakeFactory::new(1, "other"), "wrong name"),
+            ] {
+                let [near, far] = probes();
+                let records = [near.record(), far.record()];
+                let (ours, theirs) = (with(ours).expecting("server"), with(theirs));
+                let (near, far) = world.meet([Some(&ours), Some(&theirs)], [near, far]).await;
+                let reason = reason(near);
+                match expected {
+                    "wrong name" => assert_eq!(reason, FailureReason::WrongName),
+                    _ => assert_eq!(reason, FailureReason::BrokenRule),
+                }
+                let Err(AcceptError::Handshake(failure)) = far else { panic!("{far:?}") };
+                // The client found it, and its Close says so.
+                assert_eq!(failure.reason, FailureReason::RefusedByPeer, "{failure}");
+                for record in records {
+                    assert_eq!(record.events().established, 0);
+                    assert_eq!(record.events().closed.len(), 1);
+                }
+            }
+            world.check_works().await;
+            world.end().await;
+        }
+    });
+}
+
+#[test]
+fn a_denied_client_hears_the_reason() {
+    run("denied", async {
+        for wire in WIRES {
+            let mut world = World::new(wire).await;
+            let denied = vec!["client".to_owned()];
+            let theirs = with(FakeFactory { denied, ..FakeFactory::new(1, "server") });
+            let (near, far) = world.meet([Some(&client()), Some(&theirs)], probes()).await;
+            let Err(ConnectError::Handshake { failure, .. }) = near else { panic!("{near:?}") };
+            assert_eq!(failure.reason, FailureReason::DeniedByPeer);
+            assert!(failure.text.contains("denied by a rule"), "{failure}");
+            let Err(AcceptError::Handshake(failure)) = far else { panic!("{far:?}") };
+            assert_eq!(failure.reason, FailureReason::Denied);
+            world.check_works().await;
+            world.end().await;
+        }
+    });
+}
+
+#[test]
+fn neither_end_steps_down_to_plain() {
+    run("plain", async {
+        for wire in WIRES {
+            let mut world = World::new(wire).await;
+            let (near, far) = world.meet([None, Some(&server())], probes()).await;
+            let Err(ConnectError::Rejected { reason, .. }) = near else { panic!("{near:?}") };
+            assert!(reason.contains("this server requires TLS"), "{reason}");
+            assert!(matches!(far, Err(AcceptError::Refused(_))), "{far:?}");
+            let far_probe = Probe::new(Habit::Keep);
+            let record = far_probe.record();
+            let probes = [Probe::new(Habit::Keep), far_probe];
+            let (near, far) = world.meet([Some(&client()), None], probes).await;
+            assert_eq!(self::reason(near), FailureReason::NotOffered);
+            let far = End { shard: Arc::clone(&world.far), key: far.unwrap().key, record };
+            far.cause().await;
+            far.leave().await;
+            world.check_works().await;
+            world.end().await;
+        }
+    });
+}
+
+/// A raw client that keeps to the rules of set-up, and its part of the handshake.
+struct RawClient {
+    raw: Raw,
+    link: LockedLink,
+}
+
+impl RawClient {
+    async fn connect(address: &Address, scheme: &str) -> Self {
+        let features = Features::ARENA.with(Features::REPLY_SLOTS).with(Features::SECURE);
+        let offer = Offer::new(&config(), features, 7);
+        let request = offer.to_request();
+        let (raw, reply) = Raw::request(address, &request).await.unwrap();
+        let peer = Offer::from_reply(&reply).unwrap();
+        let (place, protection) = ("", Protection::Authenticate);
+        let set_up =
+            SetUp { request: &request, reply: &reply, scheme, place, protection, exchange: None };
+        let parameters = Parameters::new(Role::Client, &set_up);
+        let factory = FakeFactory::new(1, "client");
+        let link = LockedLink::new(&factory, parameters, None, [&offer, &peer]).unwrap();
+        Self { raw, link }
+    }
+
+    /// Sends what is due.
+    fn send(&mut self) {
+        while let Some(frame) = self.link.poll_transmit() {
+            self.raw.post(SendOp::Send, &frame);
+        }
+    }
+
+    /// Takes the server's part of the handshake.
+    async fn receive(&mut self) {
+        while !self.link.is_finish_due() {
+            for (imm, frame) in self.raw.bytes_of_frames().await {
+                self.link.on_frame(imm, &frame).unwrap();
+            }
+        }
+    }
+}
+
+/// A server's error about a raw client that does `act` at some point of the handshake, and the last
+/// frame that it sends to the client, if any.
+async fn provoked(act: impl AsyncFnOnce(&mut RawClient)) -> (AcceptError, Option<Vec<u8>>) {
+    let mut world = World::new("tcp").await;
+    let (address, theirs) = (world.address.clone(), server());
+    let probe = Probe::new(Habit::Echo);
+    let record = probe.record();
+    let accept = accept(&world.far, &mut *world.listener, probe, Some(&theirs));
+    let mut last = None;
+    let client = async {
+        let mut client = RawClient::connect(&address, "tcp").await;
+        act(&mut client).await;
+        loop {
+            last = client.raw.bytes_of_frames().await.pop().map(|(_, frame)| frame);
+        }
+    };
+    let accepted = tokio::select! {
+        accepted = accept => accepted,
+        () = client => unreachable!(),
+    };
+    assert_eq!((record.events().established, record.events().received), (0, 0));
+    world.check_works().await;
+    world.end().await;
+    (accepted.unwrap_err(), last)
+}
+
+#[test]
+fn a_call_before_unlocked_reaches_nobody() {
+    run("early call", async {
+        let call = [&frame::header(Kind::Data, Grant::default())[..], b"call"].concat();
+        let (error, frame) = provoked(async |client| {
+            client.raw.post(SendOp::Send, &call);
+        })
+        .await;
+        assert!(error.to_string().contains("Data frame on a locked connection"), "{error}");
+        assert_eq!(frame.unwrap()[0], 6);
+        // Between the flights, and behind the last one.
+        let (error, frame) = provoked(async |client| {
+            client.send();
+            client.receive().await;
+            client.raw.post(SendOp::Send, &call);
+        })
+        .await;
+        assert!(error.to_string().contains("Data frame on a locked connection"), "{error}");
+        assert_eq!(frame.unwrap()[0], 8, "the server has keys, so the reason is sealed");
+    });
+}
+
+#[test]
+fn garbage_at_each_level_ends_the_handshake() {
+    run("garbage", async {
+        for level in [0, 1, 2, 0xff] {
+            let garbage = [&frame::handshake_header(level, 0)[..], &[0x5a; 100]].concat();
+            let (error, _) = provoked(async |client| {
+                client.raw.post(SendOp::Send, &garbage);
+            })
+            .await;
+            assert!(matches!(error, AcceptError::Handshake(_)), "{error}");
+            let (error, _) = provoked(async |client| {
+                client.send();
+                client.receive().await;
+                client.raw.post(SendOp::Send, &garbage);
+            })
+            .await;
+            assert!(matches!(error, AcceptError::Handshake(_)), "{error}");
+        }
+    });
+}
+
+/// More than a window of frames, before the server looks at the first one.
+#[test]
+fn a_flood_before_unlocked_is_cut_off() {
+    run("flood", async {
+        let (error, _) = provoked(async |client| {
+            for number in 0..11 {
+                let frame = [&frame::handshake_header(0, number)[..], &[1, 0, 0xff, 0]].concat();
+                client.raw.post(SendOp::Send, &frame);
+            }
+            client.raw.post(SendOp::Send, &frame::handshake_header(0, 0));
+        })
+        .await;
+        assert!(error.to_string().contains("too many"), "{error}");
+    });
+}
+
+#[test]
+fn silent_clients_leave_room_for_others() {
+    run("half open", async {
+        const CROWD: u32 = 100;
+        let mut world = World::for_connections("tcp", CROWD + 4).await;
+        let mut crowd = Vec::new();
+        for number in 0..CROWD {
+            let probe = Probe::new(Habit::Echo);
+            let (shard, address) = (Arc::clone(&world.far), world.address.clone());
+            let (incoming, client) =
+                tokio::join!(world.listener.incoming(), RawClient::connect_unfinished(address));
+            let incoming = incoming.unwrap();
+            let accept = tokio::spawn(async move {
+                shard.accept_with(incoming, &config(), probe, Some(&server())).await
+            });
+            let mut client = client.finish().await;
+            if number % 2 == 0 {
+                client.send();
+            }
+            crowd.push((client, accept));
+        }
+        world.check_works().await;
+        for (client, accept) in crowd {
+            assert!(!accept.is_finished(), "a handshake without its last message ended");
+            accept.abort();
+            assert!(accept.await.unwrap_err().is_cancelled());
+            drop(client);
+        }
+        world.check_works().await;
+        world.end().await;
+    });
+}
+
+struct Unfinished(JoinHandle<RawClient>);
+
+impl Unfinished {
+    async fn finish(self) -> RawClient {
+        self.0.await.unwrap()
+    }
+}
+
+impl RawClient {
+    /// Begins to connect.
+    async fn connect_unfinished(address: Address) -> Unfinished {
+        Unfinished(tokio::spawn(async move { Self::connect(&address, "tcp").await }))
+    }
+}
+
+#[test]
+fn a_silent_server_is_given_up() {
+    run("silent server", async {
+        for wire in WIRES {
+            let mut world = World::new(wire).await;
+            let near = Probe::new(Habit::Keep);
+            let record = near.record();
+            let accept = async {
+                let incoming = world.listener.incoming().await.unwrap();
+                // Set-up alone, as a server that hangs behind it.
+                let secure = Features::ARENA.with(Features::SECURE);
+                let mut incoming = incoming;
+                let domain = incoming.device().allocate_pd().unwrap();
+                let mut cq = incoming.device().create_cq(64).unwrap();
+                let capacity = rpc_transport::device::QpCapacity {
+                    max_send_wr: 8,
+                    max_recv_wr: 16,
+                    max_inline_bytes: 256,
+                    uses_srq: false,
+                };
+                incoming.create_qp(&mut *cq, &domain, capacity).unwrap();
+                let reply = Offer::new(&config(), secure, 1).to_reply();
+                let established = incoming.accept(&reply).await.unwrap();
+                established.attach.run(&mut *cq).unwrap();
+                cq
+            };
+            let (security, limit) = (client(), Duration::from_millis(200));
+            let connect = connect(&world.near, &world.address, near, Some(&security), limit);
+            let (connected, cq) = tokio::join!(connect, accept);
+            let error = connected.unwrap_err();
+            assert!(matches!(error, ConnectError::TimedOut { .. }), "{wire}: {error}");
+            assert_eq!(record.events().established, 0);
+            drop(cq);
+            world.check_works().await;
+            world.end().await;
+        }
+    });
+}
+
+#[test]
+fn a_cancelled_connect_leaves_nothing() {
+    run("cancelled", async {
+        for wire in WIRES {
+            for polls in 1..12 {
+                let mut world = World::new(wire).await;
+                let [near, far] = probes();
+                let (ours, theirs, address) = (client(), server(), world.address.clone());
+                {
+                    let connect = connect(&world.near, &address, near, Some(&ours), PATIENCE);
+                    let accept = accept(&world.far, &mut *world.listener, far, Some(&theirs));
+                    // Dropped after so many turns of both.
+                    let mut both = Box::pin(async { tokio::join!(connect, accept) });
+                    for _ in 0..polls {
+                        let poll = std::future::poll_fn(|context| {
+                            std::task::Poll::Ready(both.as_mut().poll(context).is_ready())
+                        });
+                        if poll.await {
+                            break;
+                        }
+                        tokio::task::yield_now().await;
+                    }
+                }
+                // On the same shards. The old listener may hold the request.
+                world.listen_anew(wire).await;
+                world.check_works().await;
+                world.near.shutdown_now();
+                world.far.shutdown_now();
+                world.end().await;
+            }
+        }
+    });
+}
+
+#[test]
+fn a_server_that_goes_away_fails_the_connect() {
+    run("server gone", async {
+        for wire in WIRES {
+            let mut world = World::new(wire).await;
+            let [near, far] = probes();
+            let (ours, theirs, configuration) = (client(), server(), config());
+            let connect = connect(&world.near, &world.address, near, Some(&ours), PATIENCE);
+            let far_shard = Arc::clone(&world.far);
+            let accept = async {
+                let incoming = world.listener.incoming().await.unwrap();
+                let accepting = far_shard.accept_with(incoming, &configuration, far, Some(&theirs));
+                let mut accepting = Box::pin(accepting);
+                // Begun, and dropped.
+                std::future::poll_fn(|context| {
+                    let _ = accepting.as_mut().poll(context);
+                    std::task::Poll::Ready(())
+                })
+                .await;
+                drop(accepting);
+            };
+            let (connected, ()) = tokio::join!(connect, accept);
+            assert!(connected.is_err(), "{wire}");
+            world.check_works().await;
+            world.end().await;
+        }
+    });
+}
+
+/// Forwards one connection, and changes one byte of what a direction sends.
+async fn proxy(listener: &TcpListener, to: SocketAddr, from_client: bool, changed: usize) {
+    let (mut near, _) = listener.accept().await.unwrap();
+    let mut far = TcpStream::connect(to).await.unwrap();
+    let (mut near_read, mut near_write) = near.split();
+    let (mut far_read, mut far_write) = far.split();
+    let copy = async |read: &mut tokio::net::tcp::ReadHalf<'_>,
+                      write: &mut tokio::net::tcp::WriteHalf<'_>,
+                      changed: Option<usize>| {
+        let (mut at, mut bytes) = (0, [0; 4096]);
+        while let Ok(len @ 1..) = read.read(&mut bytes).await {
+            if let Some(changed) = changed
+                && (at..at + len).contains(&changed)
+            {
+                bytes[changed - at] ^= 1;
+            }
+            at += len;
+            if write.write_all(&bytes[..len]).await.is_err() {
+                break;
+            }
+        }
+        let _ = write.shutdown().await;
+    };
+    let up = copy(&mut near_read, &mut far_write, from_client.then_some(changed));
+    let down = copy(&mut far_read, &mut near_write, (!from_client).then_some(changed));
+    tokio::join!(up, down);
+}
+
+/// Where the private data lies among the first bytes of a direction: found by its magic.
+async fn private_data_at(world: &mut World, from_client: bool) -> usize {
+    let to = world.socket();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let near: Address = format!("tcp://{}", listener.local_addr().unwrap()).parse().unwrap();
+    let seen = async {
+        let (mut client, _) = listener.accept().await.unwrap();
+        let mut far = TcpStream::connect(to).await.unwrap();
+        let mut seen = [Vec::new(), Vec::new()];
+        let mut bytes = [0; 4096];
+        loop {
+            let which = tokio::select! {
+                len = async {
+                    let len = client.read(&mut bytes).await.unwrap();
+                    (0, len)
+                } => len,
+            };
+            seen[which.0].extend_from_slice(&bytes[..which.1]);
+            far.write_all(&bytes[..which.1]).await.unwrap();
+            let find = |bytes: &[u8]| bytes.windows(4).position(|magic| magic == b"RPCr");
+            if let Some(at) = find(&seen[0]) {
+                if from_client {
+                    return at;
+                }
+                loop {
+                    let len = far.read(&mut bytes).await.unwrap();
+                    seen[1].extend_from_slice(&bytes[..len]);
+                    if let Some(at) = find(&seen[1]) {
+                        return at;
+                    }
+                }
+            }
+        }
+    };
+    let (ours, theirs) = (client(), server());
+    let connect = connect(&world.near, &near, Probe::new(Habit::Keep), Some(&ours), PATIENCE);
+    let probe = Probe::new(Habit::Keep);
+    let accept = accept(&world.far, &mut *world.listener, probe, Some(&theirs));
+    tokio::select! {
+        at = seen => at,
+        _ = connect => panic!("connected to a listening tap"),
+        () = async { let _ = accept.await; std::future::pending().await } => unreachable!(),
+    }
+}
+
+#[test]
+fn each_changed_byte_of_set_up_is_found() {
+    run("changed bytes", async {
+        let mut world = World::for_connections("tcp", 64).await;
+        for from_client in [true, false] {
+            let start = private_data_at(&mut world, from_client).await;
+            for byte in 0..rpc_transport::protocol::handshake::OFFER_BYTES {
+                world.listen_anew("tcp").await;
+                let to = world.socket();
+                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                let near = format!("tcp://{}", listener.local_addr().unwrap()).parse().unwrap();
+                let [near_probe, far_probe] = probes();
+                let records = [near_probe.record(), far_probe.record()];
+                let (ours, theirs) = (client(), server());
+                let securities = [Some(&ours), Some(&theirs)];
+                let meet = world.meet_at(&near, securities, [near_probe, far_probe]);
+                let proxied = proxy(&listener, to, from_client, start + byte);
+                let (met, ()) = tokio::join!(meet, proxied);
+                assert!(met.0.is_err() && met.1.is_err(), "{from_client} {byte}: {met:?}");
+                for record in records {
+                    assert_eq!(record.events().established, 0, "{from_client} {byte}");
+                }
+            }
+        }
+        world.listen_anew("tcp").await;
+        world.check_works().await;
+        world.end().await;
+    });
+}
+
+#[test]
+fn settings_that_security_needs_are_checked() {
+    run("settings", async {
+        let world = World::new("mem").await;
+        for (config, field) in [
+            (config().data_credits(7), "data_credits with TLS"),
+            (config().receive_buffer_bytes(2048), "receive_buffer_bytes with TLS"),
+            (config().arena_segment_bytes(512 << 10), "arena_segment_bytes with TLS"),
+            (config().shared_receive_queue(true), "shared_receive_queue with TLS"),
+        ] {
+            let outgoing = schemes::resolve(&world.address).await.unwrap().outgoing;
+            let (probe, security) = (Probe::new(Habit::Keep), client());
+            let connect = world.near.connect_with(
+                outgoing,
+                &world.address,
+                &config,
+                PATIENCE,
+                probe,
+                Some(&security),
+            );
+            let error = connect.await.unwrap_err().to_string();
+            assert!(error.contains(field), "{error}");
+        }
+        world.end().await;
+    });
+}
