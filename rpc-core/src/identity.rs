@@ -1,11 +1,18 @@
 //! Who is at the other end of a connection.
 
+mod certificate;
+mod spiffe;
+
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rpc_transport::device::PeerIdentity;
+pub use rpc_transport::protocol::lock::{FailureReason, Protection};
 
+pub use self::certificate::Certificate;
+pub(crate) use self::spiffe::SpiffePattern;
+pub use self::spiffe::{SpiffeError, SpiffeId};
 use crate::text::printable;
 
 /// Who is at the other end of a connection, as far as this end knows: handlers and interceptors
@@ -29,6 +36,23 @@ use crate::text::printable;
 pub struct Identity {
     peer: PeerIdentity,
     name: Option<Arc<str>>,
+    proof: Option<Arc<Proof>>,
+}
+
+/// What a handshake has proven about the peer.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Proof {
+    /// `None`: it has none, and this end allows that.
+    pub(crate) certificate: Option<Certificate>,
+    pub(crate) protection: Protection,
+}
+
+#[cfg(test)]
+impl Proof {
+    pub(crate) fn of(id: &str) -> Self {
+        let certificate = Some(Certificate::of_key([0; 32]).with_spiffe(id));
+        Self { certificate, protection: Protection::Authenticate }
+    }
 }
 
 /// The user and the process at the other end of `shm://`, as the kernel reports them.
@@ -59,7 +83,31 @@ impl Identity {
 
     /// The peer with what its credentials say.
     pub(crate) fn with(&self, verified: &Verified) -> Self {
-        Self { peer: self.peer.clone(), name: Some(Arc::from(&*verified.name)) }
+        Self { name: Some(Arc::from(&*verified.name)), ..self.clone() }
+    }
+
+    /// The peer with what its handshake has proven.
+    #[cfg_attr(not(test), expect(dead_code, reason = "connections do not prove anything yet"))]
+    pub(crate) fn proven(self, proof: Arc<Proof>) -> Self {
+        Self { proof: Some(proof), ..self }
+    }
+
+    /// The verified certificate or key of the peer, where the connection has TLS.
+    #[must_use]
+    pub fn certificate(&self) -> Option<&Certificate> {
+        self.proof.as_ref()?.certificate.as_ref()
+    }
+
+    /// The SPIFFE id in the verified certificate of the peer.
+    #[must_use]
+    pub fn spiffe(&self) -> Option<&SpiffeId> {
+        self.certificate()?.spiffe()
+    }
+
+    /// How the connection is protected. `None` without TLS.
+    #[must_use]
+    pub fn protection(&self) -> Option<Protection> {
+        Some(self.proof.as_ref()?.protection)
     }
 
     /// The address, over `tcp://` and `rdma://`. It does not prove who calls.
@@ -84,16 +132,21 @@ impl Identity {
 /// What a transport knows, for contexts made by hand.
 impl From<PeerIdentity> for Identity {
     fn from(peer: PeerIdentity) -> Self {
-        Self { peer, name: None }
+        Self { peer, name: None, proof: None }
     }
 }
 
-/// For people: the name, if there is one, before what [`PeerIdentity`] shows.
+/// For people: the name and that of the certificate, if there are such, before what
+/// [`PeerIdentity`] shows.
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.name {
-            Some(name) => write!(f, "{} at {}", printable(name), self.peer),
-            None => self.peer.fmt(f),
+        match (&self.name, self.certificate()) {
+            (Some(name), Some(certificate)) => {
+                write!(f, "{} ({certificate}) at {}", printable(name), self.peer)
+            }
+            (Some(name), None) => write!(f, "{} at {}", printable(name), self.peer),
+            (None, Some(certificate)) => write!(f, "{certificate} at {}", self.peer),
+            (None, None) => self.peer.fmt(f),
         }
     }
 }

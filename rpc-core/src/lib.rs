@@ -216,6 +216,8 @@
 //! | `bincode` | yes | the default codec |
 //! | `postcard` | yes | a second, more compact codec |
 //! | `metrics` | no | `stats::MetricsPublisher`: statistics through the crate `metrics` |
+//! | `rules` | no | rules of who may call what, from a file: `server::Allow::from_file` |
+//! | `tls` | no | certificates for connections: `security::Tls` |
 //! | `verbs` | no | RDMA devices; needs libibverbs, librdmacm, libclang, pkg-config |
 //!
 //! # Limits
@@ -259,6 +261,8 @@ mod method;
 mod reply;
 mod runtime;
 mod schema;
+#[cfg(feature = "tls")]
+pub mod security;
 pub mod server;
 pub mod service;
 #[doc(hidden)]

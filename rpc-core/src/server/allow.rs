@@ -19,7 +19,7 @@ use rpc_transport::lock::Mutex;
 use rpc_transport::protocol::frame::{CloseCode, CloseReason};
 
 use crate::endpoint::connection_context::ConnectionContext;
-use crate::identity::Identity;
+use crate::identity::{Identity, SpiffePattern};
 use crate::method::MethodDescriptor;
 use crate::status::Status;
 
@@ -42,6 +42,7 @@ enum Who {
     Name(String),
     Uid(u32),
     Gid(u32),
+    Spiffe(SpiffePattern),
 }
 
 impl Who {
@@ -53,12 +54,16 @@ impl Who {
             Some(("name", name)) if !name.is_empty() => Some(Self::Name(name.to_owned())),
             Some(("uid", id)) => number(id).map(Self::Uid),
             Some(("gid", id)) => number(id).map(Self::Gid),
+            Some(("spiffe", _)) => {
+                let pattern = SpiffePattern::parse(text);
+                return pattern.map(Self::Spiffe).map_err(|error| AllowError(error.to_string()));
+            }
             _ => None,
         };
         who.ok_or_else(|| {
             AllowError(format!(
-                "{text:?} names no caller: write `name:NAME`, `uid:NUMBER`, `gid:NUMBER`, `self` or \
-                 `anyone`"
+                "{text:?} names no caller: write `name:NAME`, `spiffe://DOMAIN/PATH`, `uid:NUMBER`, \
+                 `gid:NUMBER`, `self` or `anyone`"
             ))
         })
     }
@@ -70,6 +75,7 @@ impl Who {
             Self::Name(name) => caller.name() == Some(name),
             Self::Uid(uid) => caller.unix().is_some_and(|user| user.uid == *uid),
             Self::Gid(gid) => caller.unix().is_some_and(|user| user.gid == *gid),
+            Self::Spiffe(pattern) => caller.spiffe().is_some_and(|id| pattern.matches(id)),
         }
     }
 }
@@ -138,8 +144,10 @@ impl Rules {
 /// [`allow`]: crate::ServerBuilder::allow
 ///
 /// A caller is `name:NAME` (the name that
-/// [`authenticate`](crate::ServerBuilder::authenticate) has given to it), `uid:NUMBER` or
-/// `gid:NUMBER` (over `shm://`), `self` (this process, over `mem://`) or `anyone`. Methods are
+/// [`authenticate`](crate::ServerBuilder::authenticate) has given to it), the SPIFFE id of its
+/// certificate, `uid:NUMBER` or `gid:NUMBER` (over `shm://`), `self` (this process, over `mem://`)
+/// or `anyone`. In a SPIFFE id, `*` is one whole segment of the path, as in
+/// `spiffe://prod.example/ns/*/sa/cart`; the trust domain is always written out. Methods are
 /// `Service.method`, `Service.*` or `*`: all but those of the built-in services, such as
 /// `rpc.Reflect.*` and `rpc.Stats.*`, which have to be named. `rpc.Health` is free for everybody.
 ///
@@ -147,7 +155,7 @@ impl Rules {
 ///
 /// ```toml
 /// [[allow]]
-/// who = ["name:cart", "uid:1000"]
+/// who = ["name:cart", "spiffe://prod.example/ns/*/sa/cart", "uid:1000"]
 /// call = ["Kv.get", "Kv.put"]
 ///
 /// [[allow]]
@@ -297,6 +305,7 @@ impl fmt::Debug for Allow {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::identity::Proof;
 
     fn rules(who: &str, call: &str) -> Rules {
         let mut rules = Rules::default();
@@ -310,6 +319,7 @@ mod tests {
             .with(&crate::identity::Verified::named("cart"));
         let user = Identity::from(PeerIdentity::Process { pid: 5, uid: 1000, gid: 10 });
         let far = Identity::from(PeerIdentity::Network(([10, 0, 0, 1], 9).into()));
+        let far = far.proven(Arc::new(Proof::of("spiffe://prod/ns/a/sa/cart")));
         for (who, is) in [
             ("anyone", [true, true, true]),
             ("self", [true, false, false]),
@@ -318,6 +328,10 @@ mod tests {
             ("uid:1000", [false, true, false]),
             ("uid:100", [false, false, false]),
             ("gid:10", [false, true, false]),
+            ("spiffe://prod/ns/*/sa/cart", [false, false, true]),
+            ("spiffe://prod/ns/*/sa/kv", [false, false, false]),
+            ("spiffe://test/ns/*/sa/cart", [false, false, false]),
+            ("spiffe://prod/ns/*", [false, false, false]),
         ] {
             let rules = rules(who, "Kv.get");
             assert_eq!([&cart, &user, &far].map(|caller| rules.allow(caller, "Kv.get")), is);
@@ -344,6 +358,10 @@ mod tests {
         for who in ["", "everyone", "name:", "uid:-1", "uid:x", "user:1", "*", "Anyone"] {
             let error = Rules::default().add(&[who], &["*"]).unwrap_err();
             assert!(error.to_string().contains("`uid:NUMBER`"), "{error}");
+        }
+        for who in ["spiffe:prod", "spiffe://*/x", "spiffe://prod/a*"] {
+            let error = Rules::default().add(&[who], &["*"]).unwrap_err();
+            assert!(error.to_string().contains("is no SPIFFE id"), "{error}");
         }
         for call in ["", "Kv", "Kv.", ".get", "Kv.g*", "*.get", "*.*", ".*", "**"] {
             let error = Rules::default().add(&["self"], &[call]).unwrap_err();

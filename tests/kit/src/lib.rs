@@ -6,11 +6,14 @@
 //! | `watchdog` | a hard time limit for a test that hangs |
 //! | `clock` | time that passes when the test advances it |
 //! | `sandbox` | system calls that are refused to a thread |
+//! | `certificates` | authorities, and certificates that are wrong in one way |
 //! | `hostile` | peers that speak the wires byte by byte, and lie |
 //!
 //! Depends on none of the crates under test: a peer that shared their code would share their
 //! mistakes.
 
+#[cfg(feature = "certificates")]
+pub mod certificates;
 mod clock;
 pub mod hostile;
 mod rng;

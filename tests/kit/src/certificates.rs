@@ -1,0 +1,70 @@
+//! Certificates for tests, each with what a test wants to be wrong with it.
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose, SanType,
+};
+
+pub use rcgen;
+
+/// An authority that issues certificates.
+#[derive(Debug)]
+pub struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// A certificate and its key, as PEM.
+#[derive(Debug, Clone)]
+pub struct Leaf {
+    /// The certificate.
+    pub cert: String,
+    /// The private key, PKCS#8.
+    pub key: String,
+}
+
+impl Authority {
+    /// An authority with a key of its own.
+    ///
+    /// # Panics
+    /// When the system has no random numbers.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let key = KeyPair::generate().expect("a key");
+        Self(CertifiedIssuer::self_signed(params, key).expect("a certificate"))
+    }
+
+    /// Its own certificate, as PEM.
+    #[must_use]
+    pub fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    /// A certificate for both roles and for these names: SPIFFE ids, IP addresses or DNS names.
+    #[must_use]
+    pub fn issue(&self, names: &[&str]) -> Leaf {
+        self.issue_with(names, |_| {})
+    }
+
+    /// The same after a change.
+    ///
+    /// # Panics
+    /// When a name is none, or the system has no random numbers.
+    pub fn issue_with(&self, names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Leaf {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "nobody looks at this");
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let name = |name: &&str| match name.parse() {
+            Ok(address) => SanType::IpAddress(address),
+            Err(_) if name.contains("://") => SanType::URI((*name).try_into().expect("a URI")),
+            Err(_) => SanType::DnsName((*name).try_into().expect("a name")),
+        };
+        params.subject_alt_names = names.iter().map(name).collect();
+        change(&mut params);
+        let key = KeyPair::generate().expect("a key");
+        let cert = params.signed_by(&key, &self.0).expect("a certificate").pem();
+        Leaf { cert, key: key.serialize_pem() }
+    }
+}
