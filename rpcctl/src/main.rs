@@ -5,6 +5,7 @@
 //! results to JSON, using the server's description of its types.
 
 mod call;
+mod cert;
 mod describe;
 mod health;
 mod json;
@@ -21,7 +22,7 @@ use anyhow::Result;
 use clap::Parser;
 use rpc_core::text::printable;
 
-use self::options::{Command, Options};
+use self::options::{Cert, Command, Options};
 
 fn main() -> ExitCode {
     let options = Options::parse();
@@ -55,6 +56,8 @@ async fn command(options: &Options) -> Result<ExitCode> {
         Command::Health(health) => health::health(health, common).await,
         Command::Ping(ping) => ping::ping(ping, common).await.map(|()| done),
         Command::Top(top) => top::top(top, common).await.map(|()| done),
+        Command::Cert(Cert::Dev(dev)) => cert::dev(dev).map(|()| done),
+        Command::Cert(Cert::Show(show)) => cert::show(show, common).map(|()| done),
     }
 }
 

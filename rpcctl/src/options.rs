@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -99,6 +100,45 @@ pub(crate) enum Command {
     Ping(Ping),
     /// Shows the load of a server, refreshed periodically
     Top(Top),
+    /// Makes and shows certificates
+    #[command(subcommand)]
+    Cert(Cert),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Cert {
+    /// Makes an authority, and certificates of a server and a client, for development
+    Dev(CertDev),
+    /// Shows what the certificates in a PEM file say. Nothing is verified
+    Show(CertShow),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CertDev {
+    /// Directory for ca.pem, server.pem, server-key.pem, client.pem and client-key.pem
+    #[arg(long, default_value = "tls")]
+    pub(crate) dir: PathBuf,
+    /// Names and IP addresses of the server, separated by commas
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',', default_value = "localhost")]
+    pub(crate) names: Vec<String>,
+    /// The trust domain of the SPIFFE ids of both
+    #[arg(long, value_name = "DOMAIN", default_value = "dev.local")]
+    pub(crate) trust_domain: String,
+    /// Days until the certificates end
+    #[arg(long, default_value_t = 90, value_parser = clap::value_parser!(u16).range(1..=825))]
+    pub(crate) days: u16,
+    /// Keep the key of the authority as ca-key.pem: its holder can be everybody
+    #[arg(long)]
+    pub(crate) keep_ca: bool,
+    /// Replace files that exist
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CertShow {
+    /// A PEM file
+    pub(crate) file: PathBuf,
 }
 
 #[derive(Debug, Args)]

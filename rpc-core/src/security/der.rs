@@ -202,7 +202,8 @@ fn days(year: u64, month: u64, day: u64) -> u64 {
 }
 
 /// The day of a time, as `YYYY-MM-DD`.
-pub(super) fn date(time: SystemTime) -> String {
+#[must_use]
+pub fn date(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let day = seconds / 86_400;
     let mut year = 1_970 + day / 366;

@@ -13,5 +13,7 @@ mod refusal;
 mod tls;
 mod verify;
 
+#[doc(hidden)]
+pub use self::der::date;
 pub use self::pem::{TlsError, inspect};
 pub use self::tls::Tls;

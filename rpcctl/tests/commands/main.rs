@@ -2,6 +2,7 @@
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "a service of tests")]
 
+mod certificates;
 mod reflections;
 
 use std::collections::BTreeMap;
