@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rpc_transport::device::PeerIdentity;
+use rpc_transport::protocol::lock::Secured;
 pub use rpc_transport::protocol::lock::{FailureReason, Protection};
 
 pub use self::certificate::Certificate;
@@ -47,9 +48,14 @@ pub(crate) struct Proof {
     pub(crate) protection: Protection,
 }
 
-#[cfg(test)]
 impl Proof {
-    pub(crate) fn of(id: &str) -> Self {
+    /// What a connection keeps of its handshake.
+    pub(crate) fn of(secured: &Secured) -> Option<Arc<Self>> {
+        Arc::clone(&secured.proof).downcast().ok()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn with_id(id: &str) -> Self {
         let certificate = Some(Certificate::of_key([0; 32]).with_spiffe(id));
         Self { certificate, protection: Protection::Authenticate }
     }
@@ -87,9 +93,8 @@ impl Identity {
     }
 
     /// The peer with what its handshake has proven.
-    #[cfg_attr(not(test), expect(dead_code, reason = "connections do not prove anything yet"))]
-    pub(crate) fn proven(self, proof: Arc<Proof>) -> Self {
-        Self { proof: Some(proof), ..self }
+    pub(crate) fn proven(self, proof: Option<Arc<Proof>>) -> Self {
+        Self { proof, ..self }
     }
 
     /// The verified certificate or key of the peer, where the connection has TLS.

@@ -261,6 +261,7 @@ mod method;
 mod reply;
 mod runtime;
 mod schema;
+mod secured;
 #[cfg(feature = "tls")]
 pub mod security;
 pub mod server;

@@ -1,5 +1,7 @@
 //! The options of a channel.
 
+mod identity;
+
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -28,10 +30,10 @@ use crate::channel::balancing::BalancingPolicy;
 use crate::channel::hedging::HedgingPolicy;
 use crate::channel::retry::RetryPolicy;
 use crate::codec::{Codec, DEFAULT_MIN_PART_BYTES};
-use crate::identity::Credentials;
 use crate::interceptor::ClientInterceptor;
 use crate::interceptor::client::Around;
 use crate::metadata::{DEFAULT_MAX_BYTES, check_limit};
+use crate::secured::Secured;
 use crate::server::peer_services::PeerServices;
 use crate::server::{Server, ServerBuilder};
 use crate::service::Dispatch;
@@ -76,6 +78,8 @@ pub struct ChannelBuilder {
     served: Option<ServerBuilder>,
     presented: Option<Presented>,
     allows_clear_credentials: bool,
+    /// Or what is wrong with the options of TLS.
+    secured: Option<Result<Secured, String>>,
 }
 
 impl Default for ChannelBuilder {
@@ -102,6 +106,7 @@ impl Default for ChannelBuilder {
             served: None,
             presented: None,
             allows_clear_credentials: false,
+            secured: None,
         }
     }
 }
@@ -346,40 +351,6 @@ impl ChannelBuilder {
         self
     }
 
-    /// Says who this client is, to servers that
-    /// [`authenticate`](crate::ServerBuilder::authenticate) their clients, on each connection
-    /// before the first call. At most 8,192 bytes; other servers ignore them. They are in no log
-    /// and no `Debug`.
-    ///
-    /// [`connect`](Self::connect) then waits until the server has let the client in, and fails with
-    /// the server's reason ([`ConnectError::Rejected`]) if it does not. Over `tcp://` and `rdma://`
-    /// it fails unless [`allow_clear_credentials`](Self::allow_clear_credentials) was called, as
-    /// nothing is encrypted there.
-    #[must_use]
-    pub fn credentials(self, credentials: impl Into<Credentials>) -> Self {
-        let credentials = credentials.into();
-        self.credentials_from(move || credentials.clone())
-    }
-
-    /// As [`credentials`](Self::credentials), asked for each connection: for tokens that expire.
-    /// `source` must not block.
-    #[must_use]
-    pub fn credentials_from(
-        mut self,
-        source: impl Fn() -> Credentials + Send + Sync + 'static,
-    ) -> Self {
-        self.presented = Some(Presented::new(source));
-        self
-    }
-
-    /// Sends credentials also over `tcp://` and `rdma://`, where everybody on the path can read
-    /// them and use them as their own.
-    #[must_use]
-    pub fn allow_clear_credentials(mut self) -> Self {
-        self.allows_clear_credentials = true;
-        self
-    }
-
     /// For tests: injects the faults of the plan into this end's device, such as late completions
     /// or failing queue pairs, for any scheme. Each further connection to an end point uses another
     /// seed. Default: none.
@@ -443,7 +414,8 @@ impl ChannelBuilder {
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O and time enabled.
-    pub fn connect_balanced(self, resolver: impl Resolve) -> Result<Channel, ConnectError> {
+    pub fn connect_balanced(mut self, resolver: impl Resolve) -> Result<Channel, ConnectError> {
+        self.expect_names_of(&resolver)?;
         self.channel(true, |options, reconnect, demand| {
             Targets::Several(Balancer::new(Arc::new(resolver), options, reconnect, demand))
         })
@@ -514,6 +486,9 @@ impl ChannelBuilder {
     }
 
     fn lazy(self, target: Address) -> Result<Channel, ConnectError> {
+        if let Some(Ok(secured)) = &self.secured {
+            secured.check(&target).map_err(ConnectError::Config)?;
+        }
         self.channel(false, |options, reconnect, demand| {
             Targets::One(Subchannel::new(target, options, reconnect, demand))
         })
@@ -536,6 +511,9 @@ impl ChannelBuilder {
         if let Some(text) = self.bad_metadata {
             return Err(ConnectError::Config(text));
         }
+        let secured = self.secured.transpose().map_err(ConnectError::Config)?;
+        let checked = secured.as_ref().map_or(Ok(()), |secured| secured.check_link(&self.link));
+        checked.map_err(|error| ConnectError::Config(error.to_string()))?;
         let when_full = self.when_full.unwrap_or(self.link.queue_limit().when_full);
         let served = self.served.as_ref().map(PeerServices::new).transpose();
         let served = served.map_err(ConnectError::Config)?.map(Arc::new);
@@ -560,6 +538,7 @@ impl ChannelBuilder {
             served,
             presented: self.presented,
             allows_clear_credentials: self.allows_clear_credentials,
+            secured,
         });
         let demand = Demand::new();
         let shared = Shared {

@@ -39,7 +39,8 @@ use crate::codec::{Codec, Placement, Pool};
 use crate::endpoint::connection_context::ConnectionContext;
 use crate::endpoint::ended::{ConnectionEvent, OnEvent};
 use crate::endpoint::{RpcEndpoint, RpcShard};
-use crate::identity::Credentials;
+use crate::identity::{Credentials, Identity, Proof};
+use crate::secured::Secured;
 use crate::server::executor::Handlers;
 use crate::server::peer_services::PeerServices;
 use crate::session::{Role, SessionLimits};
@@ -66,6 +67,7 @@ pub(super) struct ConnectOptions {
     pub(super) served: Option<Arc<PeerServices>>,
     pub(super) presented: Option<Presented>,
     pub(super) allows_clear_credentials: bool,
+    pub(super) secured: Option<Secured>,
 }
 
 /// One connection, as calls see it.
@@ -221,11 +223,19 @@ pub struct Path {
     pub reason: String,
     /// The peer that answered.
     pub peer: PeerIdentity,
+    /// The peer, and what it has proven where the channel has TLS.
+    pub identity: Arc<Identity>,
 }
 
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} on {} ({})", self.address, self.device, self.reason)
+        write!(f, "{} on {} ({})", self.address, self.device, self.reason)?;
+        match (self.identity.protection(), self.identity.certificate()) {
+            (Some(protection), Some(certificate)) => {
+                write!(f, ", {certificate} by TLS ({protection:?})")
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -323,6 +333,8 @@ fn leads_elsewhere(error: &ConnectError, another_transport: bool) -> bool {
         ConnectError::Refused { .. }
         | ConnectError::Unreachable { .. }
         | ConnectError::TimedOut { .. } => true,
+        // What this end has found out about the peer holds for every way to it.
+        ConnectError::Handshake { failure, .. } => !failure.reason.is_final(),
         // By the device or the kernel of the peer, which say no more than that. The peer itself
         // gives a reason.
         ConnectError::Rejected { private_data, .. } => {
@@ -338,7 +350,7 @@ fn leads_elsewhere(error: &ConnectError, another_transport: bool) -> bool {
 /// its reader.
 fn as_asked(mut error: ConnectError, target: &Address) -> ConnectError {
     let (address, reason) = match &mut error {
-        ConnectError::TimedOut { address, .. } => {
+        ConnectError::TimedOut { address, .. } | ConnectError::Handshake { address, .. } => {
             *address = target.clone();
             return error;
         }
@@ -365,6 +377,11 @@ async fn bring_up(
     let ConnectOptions { codec, link, limits, poll_mode, connect_timeout, min_part_bytes, .. } =
         options;
     let Resolved { mut outgoing, address, reason, .. } = resolved;
+    let secure = |secured: &Secured| {
+        secured.check(target).map_err(ConnectError::Config)?;
+        Ok::<_, ConnectError>(secured.security(target))
+    };
+    let security = options.secured.as_ref().map(secure).transpose()?;
     let in_all = |_| channel_bytes(link);
     if let Some(reason) = schemes::lacks_locked_memory(&address, registered_bytes(link), &in_all) {
         return Err(ConnectError::Unavailable { scheme: "rdma", reason });
@@ -424,11 +441,16 @@ async fn bring_up(
             peer.session.go_away();
         }
     }
-    let connected = shard.connect(outgoing, &address, link, *connect_timeout, peer).await?;
+    let timeout = *connect_timeout;
+    let connecting = shard.connect_with(outgoing, &address, link, timeout, peer, security.as_ref());
+    let connected = connecting.await?;
     guard.0 = None;
     let domain = shard.domain_of(connected.key).unwrap_or_else(|| shard.domain().clone());
     let device = device.attributes().name.clone();
-    let path = Path { target: target.clone(), address, device, reason, peer: connected.peer };
+    let peer = connected.peer;
+    let proof = connected.secured.as_ref().and_then(Proof::of);
+    let identity = Arc::new(Identity::from(peer.clone()).proven(proof));
+    let path = Path { target: target.clone(), address, device, reason, peer, identity };
     let end_point = owner.as_ptr().addr();
     let connection = Connection {
         shard,

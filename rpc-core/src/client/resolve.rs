@@ -164,7 +164,7 @@ impl Dns {
         }
     }
 
-    fn host(&self) -> &HostPort {
+    pub(super) fn host(&self) -> &HostPort {
         match &self.0 {
             Address::Tcp(at) | Address::Rdma(at, _) | Address::Auto(at, _) => at,
             _ => unreachable!("`new` has looked"),

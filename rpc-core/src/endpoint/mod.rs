@@ -32,6 +32,7 @@ use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::{QueueLimit, WhenFull};
 use rpc_transport::protocol::link::{self, Lane, SubmitError, Waiting};
+use rpc_transport::protocol::lock::Secured;
 use rpc_transport::user_code::logged;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
@@ -41,7 +42,7 @@ use self::counts::{EndpointCounts, OwnCalls};
 use self::ended::{Door, Ended, OnEvent};
 use self::send_quota::SendQuota;
 use crate::bulk::BulkPool;
-use crate::identity::{Credentials, Identity, Verified};
+use crate::identity::{Credentials, Identity, Proof, Verified};
 use crate::metadata::DEFAULT_MAX_BYTES;
 use crate::runtime::phase::Watch;
 use crate::session::{Incoming, Revoked, Role, Session, SessionEvent, SessionLimits};
@@ -77,6 +78,8 @@ pub(crate) struct RpcEndpoint {
     /// Reports the connection's end to the channel to the peer.
     on_end: Option<OnEvent>,
     door: Option<Door>,
+    /// What the peer has proven, until the connection is established.
+    proof: Option<Arc<Proof>>,
     pub(crate) counts: EndpointCounts,
 }
 
@@ -148,6 +151,7 @@ impl RpcEndpoint {
             on_event: None,
             on_end: None,
             door: None,
+            proof: None,
             counts: EndpointCounts::default(),
         }
     }
@@ -315,7 +319,8 @@ impl UpperLayer for RpcEndpoint {
 
     fn on_established(&mut self, key: ConnectionKey, peer: &PeerIdentity, max_message_bytes: u64) {
         let now = clock::now();
-        let context = self.connection_context.established(key, peer.clone().into(), now);
+        let identity = Identity::from(peer.clone()).proven(self.proof.take());
+        let context = self.connection_context.established(key, identity, now);
         self.is_established = true;
         self.counts.established = Some(now);
         self.connection_context = Arc::new(context);
@@ -327,6 +332,10 @@ impl UpperLayer for RpcEndpoint {
         }
         self.max_message_bytes = max_message_bytes;
         self.quota.set_max_message_bytes(max_message_bytes);
+    }
+
+    fn on_secured(&mut self, secured: &Secured) {
+        self.proof = Proof::of(secured);
     }
 
     fn memory_budget(&self) -> MemoryBudget {

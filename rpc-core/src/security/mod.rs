@@ -1,11 +1,13 @@
 //! TLS 1.3 for connections: who the ends are.
 //!
-//! The only folder that knows rustls. [`Tls`] holds certificates, keys and what is expected of
-//! peers; [`ChannelBuilder::tls`](crate::ChannelBuilder::tls) and
-//! [`ServerBuilder::tls`](crate::ServerBuilder::tls) take it. The guide to it is `docs/security.md`.
+//! [`Tls`] holds certificates, keys and what is expected of peers.
+//! [`ChannelBuilder::tls`](crate::ChannelBuilder::tls) and
+//! [`ServerBuilder::tls`](crate::ServerBuilder::tls) take it. `docs/security.md` states what it
+//! protects, and from whom: it does not encrypt yet.
+//!
+//! This is the only folder that knows rustls.
 
 mod der;
-#[cfg_attr(not(test), expect(dead_code, reason = "connections do not use it yet"))]
 mod driver;
 mod pem;
 mod provider;
@@ -15,5 +17,6 @@ mod verify;
 
 #[doc(hidden)]
 pub use self::der::date;
+pub(crate) use self::driver::Factory;
 pub use self::pem::{TlsError, inspect};
 pub use self::tls::Tls;

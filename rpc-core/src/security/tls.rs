@@ -266,12 +266,16 @@ impl Tls {
         self.protection
     }
 
+    pub(crate) fn is_protection_said(&self) -> bool {
+        self.protection.is_some()
+    }
+
     pub(super) fn has_raw_keys(&self) -> bool {
         matches!(self.trusted, Trusted::Keys(_))
     }
 
     /// Whether the name of the server is known without an address.
-    pub(super) fn names_its_peer(&self) -> bool {
+    pub(crate) fn names_its_peer(&self) -> bool {
         self.expected.is_some() || self.has_raw_keys()
     }
 

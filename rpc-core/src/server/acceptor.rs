@@ -10,16 +10,18 @@
 //! 3. A shard is given no more set-ups at once than its CQ has room for.
 //! 4. No shard is opened after the server has ended.
 
+mod accept;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rpc_transport::device::connection_error::{ConnectError, ListenError};
-use rpc_transport::device::{Capabilities, Device, Incoming, Listener};
+use rpc_transport::device::connection_error::ListenError;
+use rpc_transport::device::{Capabilities, Device, Listener};
 use rpc_transport::engine::driver::Driver;
-use rpc_transport::engine::establish::{AcceptError, server_completions};
+use rpc_transport::engine::establish::server_completions;
 use rpc_transport::engine::locked_need;
 use rpc_transport::lock::Mutex;
 use rpc_transport::log_limit::LogLimit;
@@ -27,29 +29,24 @@ use rpc_transport::memory::allocator::return_freed_memory;
 use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::memory::process::Process;
 use rpc_transport::protocol::frame::{CloseCode, CloseReason};
-use rpc_transport::protocol::handshake::{Reject, RejectCode};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use tokio::time::Instant;
 
+use self::accept::SetUp;
 use super::adaptive_limit::Overload;
 use super::set_ups::SetUps;
 use super::{available_memory, config::Config};
 use crate::bulk::BulkPool;
-use crate::channel::backoff::unit;
 use crate::endpoint::{RpcEndpoint, RpcShard};
 use crate::runtime::phase::{Phase, Watch};
-use crate::runtime::random::random;
 use crate::runtime::watched::Watched;
 use crate::server::executor::Handlers;
 use crate::server::router::Router;
-use crate::session::Role;
 use crate::stats::counts::{Counter, Methods};
 
 /// Number of connections that a CQ is sized for, at most.
 pub(super) const CONNECTIONS_PER_CQ: u32 = locked_need::CONNECTIONS_PER_CQ;
-/// Longest time for one set-up, while there is room for others; see `set_ups` when there is none.
-const ACCEPT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Set-ups that a shard may count at once: more than its CQ can ever have room for.
 const MOST_SET_UPS: usize = 1 << 20;
 /// Time without any connection after which memory is given back to the system.
@@ -223,6 +220,7 @@ impl Acceptor {
     ) -> ListenError {
         let faults = Arc::new(LogLimit::new("connections that were not set up"));
         let mut under_way = SetUps::new();
+        let security = self.config.security(&*listener);
         loop {
             if under_way.is_full() {
                 make_room(&mut under_way, setups).await;
@@ -239,77 +237,13 @@ impl Acceptor {
                 Err(error) => return error,
                 Ok(incoming) => {
                     let (this, faults) = (SetUp::begin(self), Arc::clone(&faults));
-                    let peer = incoming.peer();
-                    let task = setups.spawn(async move { this.accept(incoming, &faults).await });
+                    let (peer, security) = (incoming.peer(), security.clone());
+                    let task = setups.spawn(async move {
+                        this.accept(incoming, security.as_ref(), &faults).await;
+                    });
                     under_way.begin(task, &peer, Instant::now());
                 }
             }
-        }
-    }
-
-    async fn accept(&self, incoming: Box<dyn Incoming>, faults: &LogLimit, is_counted: &mut bool) {
-        let from = incoming.peer();
-        let fault = |log: &dyn Fn()| faults.fault(std::time::Instant::now(), log);
-        if let Err(text) = self.config.door.admit(&from) {
-            self.admissions.denied.add_shared(1);
-            *is_counted = true;
-            fault(&|| tracing::info!(peer = %from, text, "not admitted"));
-            incoming.reject(&Reject::new(RejectCode::Application, text).to_bytes()).await;
-            return;
-        }
-        let device = incoming.device().attributes().name.clone();
-        let place = match self.place(incoming.device()).await {
-            Ok(place) => place,
-            Err(text) => {
-                self.admissions.refused.add_shared(1);
-                *is_counted = true;
-                fault(&|| tracing::warn!(peer = %from, "cannot serve: {text}"));
-                incoming.reject(&Reject::new(RejectCode::Busy, text.clone()).to_bytes()).await;
-                return;
-            }
-        };
-        let Config { limits, min_part_bytes, .. } = self.config;
-        let Place { shard, permit, under_way: _under_way } = place;
-        let bulk = shard.bulk.clone();
-        let (queue, memory) = (self.config.link.queue_limit(), self.memory.share());
-        let peer = RpcEndpoint::new(Role::Server, limits, bulk, min_part_bytes, queue, memory);
-        let peer = peer
-            .holding(permit)
-            .placed_on(&shard)
-            .watching(self.phase.clone())
-            .closing_when_idle(self.config.max_connection_idle)
-            .closing_at_age(self.config.max_connection_age.map(with_jitter))
-            .taking_metadata(self.config.max_metadata_bytes);
-        let door = &self.config.door;
-        let (told, hello) = oneshot::channel();
-        let peer = if door.verifies() { peer.checking(told) } else { peer };
-        let accepting = async {
-            let connected = shard.accept(incoming, &self.config.link, peer).await?;
-            let let_in = door.let_in(&shard, &connected, hello).await;
-            Ok((connected, let_in))
-        };
-        let accepted = tokio::time::timeout(ACCEPT_TIMEOUT, accepting).await;
-        match accepted {
-            Ok(Ok((_, Err(reason)))) => {
-                if reason.is_some() {
-                    self.admissions.denied.add_shared(1);
-                    *is_counted = true;
-                }
-                let reason = reason.as_deref().unwrap_or("it left before it was let in");
-                fault(&|| tracing::info!(peer = %from, reason, "not admitted"));
-            }
-            Ok(Ok((connected, Ok(())))) => {
-                self.admissions.accepted.add_shared(1);
-                *is_counted = true;
-                tracing::debug!(peer = %connected.peer, device, "connection began");
-            }
-            Ok(Err(AcceptError::Connect(
-                error @ (ConnectError::Provider(_) | ConnectError::Unavailable { .. }),
-            ))) => {
-                fault(&|| tracing::warn!(peer = %from, %error, "set-up failed"));
-            }
-            Ok(Err(error)) => fault(&|| tracing::info!(peer = %from, %error, "set-up failed")),
-            Err(_) => fault(&|| tracing::info!(peer = %from, "set-up took too long")),
         }
     }
 
@@ -531,30 +465,6 @@ impl Acceptor {
     }
 }
 
-/// Counts a set-up as failed if it ends as nothing else, also when it gives way or the server ends.
-struct SetUp {
-    acceptor: Arc<Acceptor>,
-    is_counted: bool,
-}
-
-impl SetUp {
-    fn begin(acceptor: &Arc<Acceptor>) -> Self {
-        Self { acceptor: Arc::clone(acceptor), is_counted: false }
-    }
-
-    async fn accept(mut self, incoming: Box<dyn Incoming>, faults: &LogLimit) {
-        self.acceptor.accept(incoming, faults, &mut self.is_counted).await;
-    }
-}
-
-impl Drop for SetUp {
-    fn drop(&mut self) {
-        if !self.is_counted {
-            self.acceptor.admissions.failed.add_shared(1);
-        }
-    }
-}
-
 /// Number of connections for the CQ of a further shard, where there are `count` shards and the
 /// server is to have `shards`.
 pub(super) fn connections_of_cq(locks_queues: bool, count: usize, shards: usize) -> u32 {
@@ -591,10 +501,4 @@ fn forget(under_way: &mut SetUps<AbortHandle>, ended: &Result<(Id, ()), JoinErro
         Err(error) => error.id(),
     };
     under_way.end(|set_up| set_up.id() == id);
-}
-
-/// A tenth more or less, so that connections that began together do not end together.
-fn with_jitter(age: Duration) -> Duration {
-    let factor = 0.9 + 0.2 * unit(random());
-    Duration::try_from_secs_f64(age.as_secs_f64() * factor).unwrap_or(age)
 }

@@ -319,7 +319,7 @@ mod tests {
             .with(&crate::identity::Verified::named("cart"));
         let user = Identity::from(PeerIdentity::Process { pid: 5, uid: 1000, gid: 10 });
         let far = Identity::from(PeerIdentity::Network(([10, 0, 0, 1], 9).into()));
-        let far = far.proven(Arc::new(Proof::of("spiffe://prod/ns/a/sa/cart")));
+        let far = far.proven(Some(Arc::new(Proof::with_id("spiffe://prod/ns/a/sa/cart"))));
         for (who, is) in [
             ("anyone", [true, true, true]),
             ("self", [true, false, false]),

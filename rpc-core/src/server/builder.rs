@@ -417,6 +417,8 @@ impl ServerBuilder {
     ) -> Result<Server, ListenError> {
         let checked = self.config.link.validate().and_then(|()| self.config.validate());
         checked.map_err(|error| ListenError::Config(error.to_string()))?;
+        let addresses = addresses?;
+        self.config.check_secured(&addresses).map_err(ListenError::Config)?;
         if self.config.shards == 0 {
             self.config.shards = Handle::current().metrics().num_workers();
         }
@@ -437,7 +439,7 @@ impl ServerBuilder {
         let in_all = |limits| server_bytes(link, 1, shards, limits);
         let lack = |address: &_| schemes::lacks_locked_memory(address, registered, &in_all);
         let mut opened = Vec::new();
-        for address in addresses? {
+        for address in addresses {
             let listener = schemes::listen_locking(&address, registered, &in_all).await?;
             let listener = match &self.config.faults {
                 Some(plan) => fault::listener(listener, plan.clone()),

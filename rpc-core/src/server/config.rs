@@ -1,8 +1,12 @@
 //! The configuration of a server, but for what it serves.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use rpc_transport::address::Address;
+use rpc_transport::device::Listener;
 use rpc_transport::device::fault::FaultPlan;
+use rpc_transport::engine::security::Security;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::{ConfigError, LinkConfig};
 
@@ -11,6 +15,7 @@ use super::allow::Allow;
 use super::door::Door;
 use crate::codec::DEFAULT_MIN_PART_BYTES;
 use crate::metadata::{DEFAULT_MAX_BYTES, check_limit};
+use crate::secured::Secured;
 use crate::session::{SessionLimits, check_least};
 
 #[derive(Debug, Clone)]
@@ -32,6 +37,8 @@ pub(super) struct Config {
     pub(super) faults: Option<FaultPlan>,
     pub(super) door: Door,
     pub(super) allow: Option<Allow>,
+    /// Or what is wrong with the options of TLS.
+    pub(super) secured: Option<Result<Secured, String>>,
 }
 
 impl Default for Config {
@@ -53,6 +60,7 @@ impl Default for Config {
             faults: None,
             door: Door::default(),
             allow: None,
+            secured: None,
         }
     }
 }
@@ -67,5 +75,28 @@ impl Config {
         check_least("max_connection_idle", self.max_connection_idle)?;
         check_least("max_connection_age", self.max_connection_age)?;
         check_limit(self.max_metadata_bytes)
+    }
+
+    /// Checks what TLS demands.
+    ///
+    /// # Errors
+    /// What is wrong, and what to do.
+    pub(super) fn check_secured(&self, addresses: &[Address]) -> Result<(), String> {
+        let Some(secured) = &self.secured else { return Ok(()) };
+        let secured = secured.as_ref().map_err(String::clone)?;
+        secured.check_link(&self.link).map_err(|error| error.to_string())?;
+        if self.allow.is_none() {
+            tracing::warn!(
+                "every client whose certificate is of a trusted authority may call everything: say \
+                 who may call what by `ServerBuilder::allow`"
+            );
+        }
+        addresses.iter().try_for_each(|address| secured.check(address))
+    }
+
+    /// For the connections of a listener.
+    pub(super) fn security(&self, _listener: &dyn Listener) -> Option<Security> {
+        let secured = self.secured.as_ref()?.as_ref().ok()?;
+        Some(Security::new(Arc::clone(&secured.factory)))
     }
 }

@@ -50,6 +50,9 @@ impl PeerServices {
                     .to_owned(),
             );
         }
+        if config.secured.is_some() {
+            return Err("`tls` belongs to the channel, which has connected itself".to_owned());
+        }
         config.validate().map_err(|error| error.to_string())?;
         let memory = config.memory_budget.unwrap_or_else(available_memory::default_budget);
         Ok(Self {

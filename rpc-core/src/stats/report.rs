@@ -129,7 +129,7 @@ pub struct ServerStats {
     /// Total number of connections refused because of a limit or a lack of memory.
     pub refused: u64,
     /// Total number of connections that [`admit`](crate::ServerBuilder::admit) or
-    /// [`authenticate`](crate::ServerBuilder::authenticate) refused.
+    /// [`authenticate`](crate::ServerBuilder::authenticate) refused, or whose TLS handshake failed.
     pub denied: u64,
     /// Total number of failed set-ups, including those that took too long or were cut off by other
     /// waiting connections or the end of the server.

@@ -8,6 +8,10 @@ use rpc_transport::device::PeerIdentity;
 
 use super::ServerBuilder;
 use crate::identity::{Credentials, Verified};
+#[cfg(feature = "tls")]
+use crate::secured::{ExpectedName, Secured};
+#[cfg(feature = "tls")]
+use crate::security::{Factory, Tls};
 use crate::server::allow::Allow;
 
 impl ServerBuilder {
@@ -138,6 +142,28 @@ impl ServerBuilder {
     #[must_use]
     pub fn allow(mut self, rules: Allow) -> Self {
         self.config.allow = Some(rules);
+        self
+    }
+
+    /// Accepts connections with TLS alone: client and server prove who they are before the first
+    /// call. Handlers find the client's certificate in [`Identity::certificate`], and rules
+    /// ([`allow`](Self::allow)) say by SPIFFE ids what each may call. Without rules, all clients
+    /// whose certificates are of a trusted authority may call everything.
+    ///
+    /// A client that is refused gets a text in the error of `connect`; the server counts it as
+    /// [`denied`](crate::stats::ServerStats::denied).
+    ///
+    /// [`Identity::certificate`]: crate::identity::Identity::certificate
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        let secured = |factory| Secured {
+            factory: Arc::new(factory),
+            is_protection_said: tls.is_protection_said(),
+            expected: ExpectedName::OfOptions,
+        };
+        let factory = Factory::server(&tls).map_err(|error| error.to_string());
+        self.config.secured = Some(factory.map(secured));
         self
     }
 }

@@ -1,0 +1,91 @@
+//! The TLS of a channel or a server, for those who know no TLS.
+//!
+//! Owns the rules of which addresses may be used with it. Exists without the feature `tls`, too;
+//! nobody can make one then.
+
+use std::sync::Arc;
+
+use rpc_transport::address::Address;
+use rpc_transport::engine::security::Security;
+use rpc_transport::protocol::config::{ConfigError, LinkConfig};
+use rpc_transport::protocol::lock::HandshakeFactory;
+
+/// How the connections of a channel or a server are secured.
+#[derive(Debug, Clone)]
+pub(crate) struct Secured {
+    pub(crate) factory: Arc<dyn HandshakeFactory>,
+    /// The user has said what protection connections over a network have.
+    pub(crate) is_protection_said: bool,
+    pub(crate) expected: ExpectedName,
+}
+
+/// The source of the name that a server must prove. All of them are words of the user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "nobody can make one"))]
+pub(crate) enum ExpectedName {
+    /// The options of TLS: no address matters. Also at servers, which expect no name.
+    OfOptions,
+    /// The host of each address.
+    OfAddress,
+    /// This host, of which the addresses were looked up.
+    Host(String),
+}
+
+impl Secured {
+    /// Whether this address may be used.
+    ///
+    /// # Errors
+    /// What is missing, and what to do.
+    pub(crate) fn check(&self, address: &Address) -> Result<(), String> {
+        let is_network = matches!(address, Address::Tcp(_) | Address::Rdma(..) | Address::Auto(..));
+        if is_network && !self.is_protection_said {
+            return Err(format!(
+                "TLS over {}:// does not encrypt yet: say `Tls::protection(Protection::\
+                 Authenticate)` if it is enough to keep strangers out, on a network that nobody \
+                 taps",
+                address.scheme()
+            ));
+        }
+        let has_name = match &self.expected {
+            ExpectedName::OfOptions | ExpectedName::Host(_) => true,
+            ExpectedName::OfAddress => host(address).is_some(),
+        };
+        if has_name {
+            return Ok(());
+        }
+        Err(format!(
+            "the name that the server at {address} must prove is not known: say \
+             `Tls::expect_peer` or `Tls::server_name`"
+        ))
+    }
+
+    /// Checks a configuration of the link that both ends of a secured connection depend on.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub(crate) fn check_link(&self, link: &LinkConfig) -> Result<(), ConfigError> {
+        link.validate_secure()
+    }
+
+    /// For a connection to an address, as the user wrote it.
+    pub(crate) fn security(&self, address: &Address) -> Security {
+        let security = Security::new(Arc::clone(&self.factory));
+        let name = match &self.expected {
+            ExpectedName::OfAddress => host(address),
+            ExpectedName::Host(host) => Some(host.as_str()),
+            ExpectedName::OfOptions => None,
+        };
+        match name {
+            Some(name) => security.expecting(name),
+            None => security,
+        }
+    }
+}
+
+/// The host in an address.
+fn host(address: &Address) -> Option<&str> {
+    match address {
+        Address::Tcp(at) | Address::Rdma(at, _) | Address::Auto(at, _) => Some(&at.host),
+        _ => None,
+    }
+}

@@ -1,0 +1,438 @@
+//! Connections whose ends prove who they are, over every transport.
+
+#![allow(missing_docs, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use std::fmt::Write;
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rpc_core::client::resolve::{Dns, Endpoint, Resolve, Resolving, StaticList};
+use rpc_core::identity::{FailureReason, Protection};
+use rpc_core::security::Tls;
+use rpc_core::server::Allow;
+use rpc_core::stats::StatsHandle;
+use rpc_core::{
+    Channel, ChannelBuilder, Code, ConnectError, Context, LinkConfig, ListenError, Server,
+    ServerBuilder,
+};
+use test_kit::Watchdog;
+use test_kit::certificates::rcgen::{ExtendedKeyUsagePurpose, KeyPair, date_time_ymd};
+use test_kit::certificates::{Authority, Leaf};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+const KV: &str = "spiffe://prod.example/ns/shop/sa/kv";
+const CART: &str = "spiffe://prod.example/ns/shop/sa/cart";
+
+#[rpc_core::service]
+trait Store {
+    async fn get(&self) -> u64;
+    async fn put(&self, value: Vec<u8>) -> u64;
+    async fn who(&self) -> (Option<String>, String);
+}
+
+#[derive(Default)]
+struct Shelf(Arc<AtomicU32>);
+
+impl Store for Shelf {
+    async fn get(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        7
+    }
+
+    async fn put(&self, value: Vec<u8>) -> u64 {
+        value.len() as u64
+    }
+
+    async fn who(&self) -> (Option<String>, String) {
+        let context = Context::current();
+        let caller = context.identity().expect("somebody calls");
+        let id = caller.spiffe().map(ToString::to_string);
+        (id, format!("{:?}", caller.protection()))
+    }
+}
+
+fn tls(leaf: &Leaf, authority: &Authority) -> Tls {
+    let tls = Tls::from_pem_bytes(&leaf.cert, &leaf.key, authority.pem()).unwrap();
+    tls.protection(Protection::Authenticate)
+}
+
+/// Certificates of one authority.
+struct World {
+    ca: Authority,
+    server: Tls,
+    client: Tls,
+}
+
+impl World {
+    fn new() -> Self {
+        let ca = Authority::new("ca");
+        let server = tls(&ca.issue(&[KV, "localhost", "127.0.0.1"]), &ca);
+        let client = tls(&ca.issue(&[CART]), &ca);
+        Self { ca, server, client }
+    }
+
+    fn server(&self) -> ServerBuilder {
+        Server::builder().tls(self.server.clone())
+    }
+
+    fn client(&self) -> ChannelBuilder {
+        Channel::builder().tls(self.client.clone().expect_peer(KV))
+    }
+}
+
+fn address(scheme: &str) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    match scheme {
+        "tcp" | "auto" => format!("{scheme}://127.0.0.1:0"),
+        "mem" => "mem://".to_owned(),
+        _ => {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let name: PathBuf = format!("rpc-tls-{}-{number}", std::process::id()).into();
+            format!("shm://{}", std::env::temp_dir().join(name).display())
+        }
+    }
+}
+
+async fn serve(builder: ServerBuilder, scheme: &str) -> (String, StatsHandle) {
+    let server = builder.add_service(StoreServer::new(Shelf::default()));
+    let server = server.bind(address(scheme)).await.unwrap();
+    let found = (server.local_address().to_string(), server.stats_handle());
+    tokio::spawn(server.serve());
+    found
+}
+
+async fn refusal(channel: ChannelBuilder, at: &str) -> (FailureReason, String) {
+    match channel.connect(at).await {
+        Err(ConnectError::Handshake { failure, .. }) => (failure.reason, failure.text),
+        Err(error) => panic!("{error:?}"),
+        Ok(_) => panic!("{at} takes everybody"),
+    }
+}
+
+/// Runs a test for each transport.
+fn everywhere<F: Future<Output = ()>>(what: &'static str, test: impl Fn(&'static str) -> F) {
+    let _watchdog = Watchdog::start(what);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for scheme in ["mem", "shm", "tcp", "auto"] {
+        runtime.block_on(test(scheme));
+    }
+}
+
+#[test]
+fn both_ends_know_whom_they_talk_to() {
+    everywhere("identities of both ends", async |scheme| {
+        let world = World::new();
+        let (at, stats) = serve(world.server(), scheme).await;
+        let channel = world.client().connect(&at).await.unwrap();
+        let path = channel.path().unwrap();
+        assert_eq!(path.identity.spiffe().unwrap().as_str(), KV);
+        assert_eq!(path.identity.protection(), Some(Protection::Authenticate));
+        assert!(path.to_string().ends_with(&format!("{KV} by TLS (Authenticate)")), "{path}");
+        let store = StoreClient::new(channel);
+        let (id, protection) = store.who().await.unwrap();
+        assert_eq!(id.as_deref(), Some(CART));
+        assert_eq!(protection, "Some(Authenticate)");
+        // Large values go one-sided, as without TLS.
+        assert_eq!(store.put(vec![5; 1 << 20]).await.unwrap(), 1 << 20);
+        let shown = &stats.stats().connections[0].peer;
+        assert!(shown.starts_with(CART), "{shown}");
+    });
+}
+
+#[test]
+fn the_host_in_the_address_is_proven() {
+    everywhere("names in addresses", async |scheme| {
+        let world = World::new();
+        let (at, _) = serve(world.server(), scheme).await;
+        let connect = |name: &str| {
+            let channel = Channel::builder().tls(world.client.clone());
+            let at = at.replace("127.0.0.1", name);
+            async move { channel.connect(&at).await }
+        };
+        if matches!(scheme, "mem" | "shm") {
+            let error = connect("").await.unwrap_err().to_string();
+            assert!(error.contains("`Tls::expect_peer` or `Tls::server_name`"), "{error}");
+            return;
+        }
+        for host in ["127.0.0.1", "localhost"] {
+            let store = StoreClient::new(connect(host).await.unwrap());
+            assert_eq!(store.get().await.unwrap(), 7);
+        }
+        match connect("127.0.0.2").await {
+            Err(ConnectError::Handshake { failure, .. }) => {
+                assert_eq!(failure.reason, FailureReason::WrongName);
+                assert!(failure.text.contains("127.0.0.2"), "{failure}");
+            }
+            // Its listener has one address only.
+            Err(ConnectError::Refused { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
+#[test]
+fn wrong_servers_are_refused_by_their_clients() {
+    everywhere("wrong servers", async |scheme| {
+        let world = World::new();
+        let ca = &world.ca;
+        let with = |change: fn(&mut test_kit::certificates::rcgen::CertificateParams)| {
+            tls(&ca.issue_with(&[KV], change), ca)
+        };
+        let other = Authority::new("other");
+        for (server, expected, text) in [
+            (tls(&ca.issue(&[CART]), ca), FailureReason::WrongName, CART),
+            (tls(&other.issue(&[KV]), ca), FailureReason::UnknownAuthority, "ca.pem"),
+            (
+                with(|params| params.not_after = date_time_ymd(2020, 1, 1)),
+                FailureReason::Expired,
+                "2020-01-01",
+            ),
+            (
+                with(|params| {
+                    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+                }),
+                FailureReason::BadCertificate,
+                "serverAuth",
+            ),
+        ] {
+            let (at, stats) = serve(Server::builder().tls(server), scheme).await;
+            let (reason, found) = refusal(world.client(), &at).await;
+            assert_eq!(reason, expected, "{found}");
+            assert!(found.contains(text), "{found}");
+            assert_eq!(stats.stats().accepted, 0);
+        }
+    });
+}
+
+#[test]
+fn wrong_clients_are_refused_by_the_server() {
+    everywhere("wrong clients", async |scheme| {
+        let world = World::new();
+        let (at, stats) = serve(world.server(), scheme).await;
+        let other = Authority::new("other");
+        let expired = world.ca.issue_with(&[CART], |params| {
+            params.not_after = date_time_ymd(2020, 1, 1);
+        });
+        for (leaf, text) in [(other.issue(&[CART]), "UnknownCA"), (expired, "CertificateExpired")] {
+            let channel = Channel::builder().tls(tls(&leaf, &world.ca).expect_peer(KV));
+            let (reason, found) = refusal(channel, &at).await;
+            assert_eq!(reason, FailureReason::DeniedByPeer, "{found}");
+            assert!(found.contains(text), "{found}");
+        }
+        let stats = stats.stats();
+        assert_eq!((stats.accepted, stats.denied), (0, 2));
+        // Others are served all the same.
+        let store = StoreClient::new(world.client().connect(&at).await.unwrap());
+        assert_eq!(store.get().await.unwrap(), 7);
+    });
+}
+
+#[test]
+fn plain_and_secured_ends_do_not_mix() {
+    everywhere("plain ends", async |scheme| {
+        let world = World::new();
+        let (secured, _) = serve(world.server(), scheme).await;
+        let error = Channel::connect(&secured).await.unwrap_err();
+        assert!(matches!(error, ConnectError::Rejected { .. }), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains("this server requires TLS: give the client"), "{text}");
+        let (plain, _) = serve(Server::builder(), scheme).await;
+        let (reason, text) = refusal(world.client(), &plain).await;
+        assert_eq!(reason, FailureReason::NotOffered);
+        assert!(text.contains("`Server::builder().tls(..)`"), "{text}");
+    });
+}
+
+#[test]
+fn rules_name_callers_by_their_certificates() {
+    everywhere("rules by SPIFFE id", async |scheme| {
+        let world = World::new();
+        let allow = Allow::nobody().rule(&["spiffe://prod.example/ns/*/sa/cart"], &["Store.get"]);
+        let (at, _) = serve(world.server().allow(allow.unwrap()), scheme).await;
+        let cart = StoreClient::new(world.client().connect(&at).await.unwrap());
+        assert_eq!(cart.get().await.unwrap(), 7);
+        let denied = cart.put(Vec::new()).await.unwrap_err();
+        assert_eq!(denied.code(), Code::PermissionDenied);
+        assert!(denied.message().contains(CART), "{denied}");
+        let other = world.ca.issue(&["spiffe://prod.example/ns/a/b/sa/cart"]);
+        let other = Channel::builder().tls(tls(&other, &world.ca).expect_peer(KV));
+        let other = StoreClient::new(other.connect(&at).await.unwrap());
+        assert_eq!(other.get().await.unwrap_err().code(), Code::PermissionDenied);
+    });
+}
+
+#[test]
+fn raw_keys_connect_without_any_name() {
+    everywhere("raw keys", async |scheme| {
+        let [client, server, other] = [(); 3].map(|()| KeyPair::generate().unwrap());
+        let tls = |own: &KeyPair, peer: &KeyPair| {
+            let tls = Tls::raw_keys(own.serialize_pem(), [peer.public_key_pem()]).unwrap();
+            tls.protection(Protection::Authenticate)
+        };
+        let (at, _) = serve(Server::builder().tls(tls(&server, &client)), scheme).await;
+        let channel = Channel::builder().tls(tls(&client, &server)).connect(&at).await.unwrap();
+        assert_eq!(StoreClient::new(channel).who().await.unwrap().0, None);
+        let (reason, _) = refusal(Channel::builder().tls(tls(&client, &other)), &at).await;
+        assert_eq!(reason, FailureReason::UnknownAuthority);
+    });
+}
+
+/// Names servers that its user did not write.
+struct Registry(String);
+
+impl Resolve for Registry {
+    fn name(&self) -> String {
+        "registry".to_owned()
+    }
+
+    fn resolve(&self) -> Resolving<'_> {
+        let server: Endpoint = self.0.parse().unwrap();
+        Box::pin(async move { Ok(vec![server]) })
+    }
+}
+
+#[tokio::test]
+async fn a_resolver_cannot_choose_the_name() {
+    let _watchdog = Watchdog::start("names of resolvers");
+    let world = World::new();
+    let (at, _) = serve(world.server(), "tcp").await;
+    let nameless = || Channel::builder().tls(world.client.clone());
+    let error = nameless().connect_balanced(Registry(at.clone())).unwrap_err().to_string();
+    assert!(error.contains("must not be one that a resolver says"), "{error}");
+    let by_dns = Dns::new(at.replace("127.0.0.1", "localhost")).unwrap();
+    for channel in [
+        world.client().connect_balanced(Registry(at.clone())),
+        nameless().connect_balanced(StaticList::new([&at]).unwrap()),
+        nameless().connect_balanced(by_dns),
+    ] {
+        assert_eq!(StoreClient::new(channel.unwrap()).get().await.unwrap(), 7);
+    }
+    // The name is the host's, whatever address it has.
+    let only_ip = tls(&world.ca.issue(&["127.0.0.1"]), &world.ca);
+    let (at, _) = serve(Server::builder().tls(only_ip), "tcp").await;
+    let by_dns = Dns::new(at.replace("127.0.0.1", "localhost")).unwrap();
+    let store = StoreClient::new(nameless().connect_balanced(by_dns).unwrap());
+    let status = store.get().timeout(Duration::from_secs(5)).await.unwrap_err();
+    assert!(status.message().contains("this channel expects localhost"), "{status}");
+}
+
+#[tokio::test]
+async fn clear_frames_on_a_network_must_be_said() {
+    let _watchdog = Watchdog::start("protection on networks");
+    let world = World::new();
+    let silent = |tls: &Tls| {
+        let leaf = world.ca.issue(&[KV]);
+        let _ = tls;
+        Tls::from_pem_bytes(&leaf.cert, &leaf.key, world.ca.pem()).unwrap().expect_peer(KV)
+    };
+    for address in ["tcp://127.0.0.1:0", "auto://127.0.0.1:0"] {
+        let server = Server::builder().tls(silent(&world.server)).bind(address).await;
+        let error = server.unwrap_err();
+        assert!(matches!(error, ListenError::Config(_)), "{error:?}");
+        let channel = Channel::builder().tls(silent(&world.client)).connect(address).await;
+        let error = format!("{error} {}", channel.unwrap_err());
+        assert_eq!(error.matches("Protection::Authenticate").count(), 2, "{error}");
+    }
+    for scheme in ["mem", "shm"] {
+        let (at, _) = serve(Server::builder().tls(silent(&world.server)), scheme).await;
+        let channel = Channel::builder().tls(silent(&world.client)).connect(&at).await;
+        assert_eq!(StoreClient::new(channel.unwrap()).get().await.unwrap(), 7);
+    }
+}
+
+#[tokio::test]
+async fn bad_options_are_errors_before_connecting() {
+    let _watchdog = Watchdog::start("options of TLS");
+    let world = World::new();
+    for (tls, text) in [
+        (world.client.clone().expect_peer("kv"), "spiffe://"),
+        (world.client.clone().server_name("not a name"), "no DNS name"),
+    ] {
+        let error = Channel::builder().tls(tls).connect_lazy("mem://nowhere").unwrap_err();
+        assert!(error.to_string().contains(text), "{error}");
+    }
+    let link = LinkConfig::default().receive_buffer_bytes(1024);
+    let error = world.client().link(link).connect_lazy("mem://nowhere").unwrap_err();
+    assert!(error.to_string().contains("receive_buffer_bytes with TLS"), "{error}");
+}
+
+/// Keeps the text of every event and span, of all crates.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<String>>);
+
+impl Visit for &Log {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        let _ = write!(self.0.lock().unwrap(), "{field}={value:?} ");
+    }
+}
+
+impl Subscriber for Log {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        span.record(&mut &*self);
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, values: &Record<'_>) {
+        values.record(&mut &*self);
+    }
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut &*self);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn no_log_has_bytes_of_a_key() {
+    let _watchdog = Watchdog::start("keys in logs");
+    let log = Log::default();
+    let ca = Authority::new("ca");
+    let leaves = [ca.issue(&[KV]), ca.issue(&[CART]), Authority::new("other").issue(&[CART])];
+    tracing::subscriber::with_default(log.clone(), || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let builder = Server::builder().tls(tls(&leaves[0], &ca));
+            tracing::trace!(?builder);
+            let (at, stats) = serve(builder, "tcp").await;
+            let client = Channel::builder().tls(tls(&leaves[1], &ca).expect_peer(KV));
+            tracing::trace!(?client);
+            let store = StoreClient::new(client.connect(&at).await.unwrap());
+            assert_eq!(store.get().await.unwrap(), 7);
+            let stranger = Channel::builder().tls(tls(&leaves[2], &ca).expect_peer(KV));
+            refusal(stranger, &at).await;
+            while stats.stats().denied == 0 {
+                tokio::task::yield_now().await;
+            }
+        });
+    });
+    let log = log.0.lock().unwrap();
+    for words in ["connected", "not admitted", "ServerBuilder", CART] {
+        assert!(log.contains(words), "{words} is not in the log, so it proves nothing: {log}");
+    }
+    for leaf in leaves {
+        let der = KeyPair::from_pem(&leaf.key).unwrap().serialize_der();
+        // Where PKCS#8 has the number of a key of P-256.
+        let secret = &der[36..68];
+        let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+        let numbers: Vec<_> = secret.iter().map(ToString::to_string).collect();
+        let line = leaf.key.lines().nth(1).unwrap();
+        for bytes in [&hex[..16], &numbers[..6].join(", "), &line[..24]] {
+            assert!(!log.to_lowercase().contains(&bytes.to_lowercase()), "{bytes}");
+        }
+    }
+}
