@@ -64,6 +64,19 @@ pub(crate) struct Common {
     #[arg(long, global = true)]
     pub(crate) allow_clear_credentials: bool,
 
+    /// Connect with TLS: a directory with client.pem, client-key.pem and ca.pem
+    #[arg(long, value_name = "DIR", global = true)]
+    pub(crate) tls: Option<PathBuf>,
+
+    /// The SPIFFE id that the server must prove [default: the host in the address]
+    #[arg(long, value_name = "SPIFFE_ID", requires = "tls", global = true)]
+    pub(crate) expect_peer: Option<String>,
+
+    /// How TLS protects what is sent over a network. `authenticate` keeps strangers out and
+    /// encrypts nothing; there is no other one yet
+    #[arg(long, value_enum, requires = "tls", global = true)]
+    pub(crate) protection: Option<ProtectionName>,
+
     /// Codec of arguments and results [default: bincode]. The server must have it compiled in
     #[arg(long, value_enum, global = true)]
     pub(crate) codec: Option<CodecName>,
@@ -75,6 +88,12 @@ pub(crate) enum CodecName {
     Bincode,
     /// postcard 1
     Postcard,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProtectionName {
+    /// Both ends prove who they are; frames are in clear
+    Authenticate,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]

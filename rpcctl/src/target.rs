@@ -1,15 +1,18 @@
 //! The called server, and the meaning of its refusals.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
+use rpc_core::identity::Protection;
 use rpc_core::reflect::{MethodInfo, ReflectClient, ServiceInfo};
+use rpc_core::security::Tls;
 use rpc_core::text::printable;
 use rpc_core::{Channel, Code, Codec, Metadata, Status};
 use rpc_schema::Schema;
 use rpc_schema::text::parse;
 
-use crate::options::{CodecName, Common};
+use crate::options::{CodecName, Common, ProtectionName};
 
 /// Default time limit for connecting, and for each look-up.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,6 +43,10 @@ impl<'a> Target<'a> {
         let builder = match common.allow_clear_credentials {
             true => builder.allow_clear_credentials(),
             false => builder,
+        };
+        let builder = match &common.tls {
+            None => builder,
+            Some(directory) => builder.tls(client_tls(directory, common)?),
         };
         let Common { metadata, metadata_env, metadata_file, .. } = common;
         let given = || metadata.iter().chain(metadata_env).chain(metadata_file);
@@ -136,6 +143,18 @@ impl<'a> Target<'a> {
         let found = methods.into_iter().find(|method| method.name == name);
         found.ok_or_else(|| unknown("method", name, names.iter().map(String::as_str)))
     }
+}
+
+fn client_tls(directory: &Path, common: &Common) -> Result<Tls> {
+    let file = |name| directory.join(name);
+    let mut tls = Tls::from_pem(file("client.pem"), file("client-key.pem"), file("ca.pem"))?;
+    if let Some(id) = &common.expect_peer {
+        tls = tls.expect_peer(id);
+    }
+    Ok(match common.protection {
+        None => tls,
+        Some(ProtectionName::Authenticate) => tls.protection(Protection::Authenticate),
+    })
 }
 
 fn unknown<'n>(what: &str, name: &str, known: impl Iterator<Item = &'n str>) -> anyhow::Error {

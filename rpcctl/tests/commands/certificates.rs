@@ -4,7 +4,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use rpc_core::identity::Protection;
 use rpc_core::security::Tls;
+use rpc_core::server::Allow;
+
+use crate::World;
 
 /// A directory of one test, removed at its end.
 struct Directory(PathBuf);
@@ -86,4 +90,32 @@ fn what_certificates_say_is_shown() {
     assert!(error.contains("no certificate in it") && error.lines().count() == 1, "{error}");
     let wrong = cert(&["dev", "--dir", &dir, "--force", "--trust-domain", "Not/One"]);
     assert!(text(&wrong.stderr).contains("--trust-domain"));
+}
+
+#[test]
+fn servers_with_tls_are_called() {
+    let to = Directory::new("tls");
+    let dir = to.0.display().to_string();
+    assert!(cert(&["dev", "--dir", &dir, "--names", "127.0.0.1"]).status.success());
+    let server = Tls::from_pem(to.file("server.pem"), to.file("server-key.pem"), to.file("ca.pem"));
+    let server = server.unwrap().protection(Protection::Authenticate);
+    for scheme in ["shm", "tcp"] {
+        let allow = Allow::nobody().rule(&["spiffe://dev.local/client"], &["*", "rpc.Reflect.*"]);
+        let (tls, allow) = (server.clone(), allow.unwrap());
+        let world = World::start(scheme, |builder| builder.reflection().tls(tls).allow(allow));
+        let id = ["--tls", &dir, "--expect-peer", "spiffe://dev.local/server"];
+        let said = ["--protection", "authenticate"];
+        assert!(world.good("list", &[&id[..], &said].concat(), "").contains("Store"));
+        world.bad("list", &[], "", &["this server requires TLS"]);
+        let other = ["--tls", &dir, "--expect-peer", "spiffe://dev.local/other"];
+        world.bad("list", &[&other[..], &said].concat(), "", &["expects spiffe://dev.local/other"]);
+        match scheme {
+            // The host in the address is the name.
+            "tcp" => {
+                world.good("list", &["--tls", &dir, "--protection", "authenticate"], "");
+                world.bad("list", &id, "", &["Protection::Authenticate"]);
+            }
+            _ => world.bad("list", &["--tls", &dir], "", &["expect_peer"]),
+        }
+    }
 }
