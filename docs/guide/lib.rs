@@ -20,6 +20,7 @@ chapters! {
     channels "channels.md"
     interceptors "interceptors.md"
     operating "operating.md"
+    security "security.md"
     observability "observability.md"
     tuning "tuning.md"
     rdma_hardware "rdma-hardware.md"
