@@ -33,6 +33,7 @@ use rpc_transport::message::payload_stream::PayloadStream;
 use rpc_transport::message::read_error::ReadError;
 use rpc_transport::message::received::Message;
 use rpc_transport::message::reply_slot::PeerSlot;
+use rpc_schema::Plan;
 use serde::de::DeserializeSeed;
 use serde::{Serialize, Serializer};
 
@@ -43,7 +44,9 @@ pub use crate::client::call::stream_call::StreamDecoders;
 pub use crate::codec::CodecError;
 pub use crate::codec::blob::{Blob, OwnedBlob, PutBlob, TakeBlob, TakeOwnedBlob};
 pub use crate::codec::probe::{Lacking, Probe, ProbeMissing, ProbePut, ProbeTake, ProbeTakeOwned};
-pub use crate::codec::shape::{Missing, Plain, PutShape, Seeds, StatusShape, TakeShape, put, seed};
+pub use crate::codec::shape::{
+    ByName, Missing, Plain, PutShape, Seeds, StatusShape, TakeShape, put, seed,
+};
 pub use crate::schema::{Tracer, Writes};
 pub use crate::service::handler::Handler;
 pub use crate::service::{
@@ -59,7 +62,8 @@ use crate::bulk::{Bulk, BulkMut};
 use crate::codec::{Codec, Placement, Pool, Scratch, Tail};
 use crate::context::{Context, copy_to_own_pool};
 use crate::endpoint::send_quota::UNCOUNTED_BYTES;
-use crate::reply::coding::{undecodable, undecodable_reply};
+use crate::reply::coding::{undecodable, undecodable_reply, unfit_reply, unreadable_error};
+use crate::resolution::Resolution;
 use crate::session::RAISE;
 use crate::status::Code;
 
@@ -152,6 +156,8 @@ fn drop_extras(extras: Option<Box<Extras>>) {
 #[derive(Debug)]
 struct Extras {
     parts: Mutex<Parts>,
+    /// How the arguments are read, if the caller's types differ.
+    resolution: Option<Arc<Resolution>>,
     /// Memory for arguments that borrow, but cannot borrow from the message.
     scratch: Scratch,
 }
@@ -173,9 +179,11 @@ struct Parts {
 fn extras(message: &mut Message) -> Option<Box<Extras>> {
     let (tail, stream) = (message.take_tail(), message.take_stream());
     let (slot, charge) = (message.take_slot(), message.take_charge());
+    let resolution = Resolution::of(message);
     let any = tail.is_some() || stream.is_some() || slot.is_some() || charge.is_some();
     let parts = Mutex::new(Parts { tail, stream, slot, _charge: charge });
-    any.then(|| Box::new(Extras { parts, scratch: Scratch::new() }))
+    (any || resolution.is_some())
+        .then(|| Box::new(Extras { parts, resolution, scratch: Scratch::new() }))
 }
 
 /// Splits a request into the handler's context and the part that its future owns.
@@ -209,12 +217,23 @@ pub fn unknown_method(service: &'static ServiceDescriptor, method: usize) -> Han
     Handler::ready(Reply::Status(Status::unimplemented(text)))
 }
 
+/// What the arguments of a request are read by, apart from its message.
+enum Beside<'a> {
+    Tail(Tail<'a>, &'a Scratch),
+    Plan(&'a Plan, Option<Tail<'a>>, &'a Scratch),
+}
+
 #[cold]
-fn take_tail_of_request(extras: &Extras) -> Option<(Tail<'_>, &Scratch)> {
+fn beside_request(extras: &Extras) -> Option<Beside<'_>> {
     let mut parts = extras.parts.lock();
     let given = parts.tail.take().map(|tail| Tail::Given(Bulk::from(tail)));
-    let tail = given.or_else(|| parts.stream.take().map(Tail::Arriving))?;
-    Some((tail, &extras.scratch))
+    let tail = given.or_else(|| parts.stream.take().map(Tail::Arriving));
+    let plan = extras.resolution.as_deref().and_then(Resolution::arguments);
+    match (plan, tail) {
+        (Some(plan), tail) => Some(Beside::Plan(plan, tail, &extras.scratch)),
+        (None, Some(tail)) => Some(Beside::Tail(tail, &extras.scratch)),
+        (None, None) => None,
+    }
 }
 
 impl Incoming {
@@ -223,15 +242,25 @@ impl Incoming {
     /// # Errors
     /// The reply that reports the failure.
     #[inline]
-    pub fn arguments<'de, S: DeserializeSeed<'de> + Clone>(
+    pub fn arguments<'de, S>(
         &'de self,
         method: &'static MethodDescriptor,
         seeds: S,
-    ) -> Result<S::Value, Reply> {
-        let tail = self.extras.as_deref().and_then(take_tail_of_request);
-        let decoded = match tail {
+    ) -> Result<S::Value, Reply>
+    where
+        S: DeserializeSeed<'de> + Clone,
+        ByName<S>: DeserializeSeed<'de, Value = S::Value> + Clone,
+    {
+        let beside = self.extras.as_deref().and_then(beside_request);
+        let decoded = match beside {
             None => self.codec.decode_seed(seeds, &self.message),
-            Some((tail, scratch)) => self.codec.decode_parts(seeds, &self.message, tail, scratch),
+            Some(Beside::Tail(tail, scratch)) => {
+                self.codec.decode_parts(seeds, &self.message, tail, scratch)
+            }
+            Some(Beside::Plan(plan, tail, scratch)) => {
+                let seeds = ByName { seeds, names: method.arguments };
+                decode_by_plan(self.codec, plan, seeds, &self.message, tail, scratch)
+            }
         };
         decoded.map_err(|error| undecodable_arguments(method, error))
     }
@@ -299,6 +328,23 @@ impl Incoming {
     }
 }
 
+/// Decodes what a peer has written whose types differ.
+#[cold]
+#[inline(never)]
+fn decode_by_plan<'de, S: DeserializeSeed<'de> + Clone>(
+    codec: Codec,
+    plan: &Plan,
+    seed: S,
+    message: &'de [u8],
+    tail: Option<Tail<'de>>,
+    scratch: &'de Scratch,
+) -> Result<S::Value, CodecError> {
+    match tail {
+        None => codec.decode_seed(plan.seed(seed), message),
+        Some(tail) => codec.decode_parts(plan.seed(seed), message, tail, scratch),
+    }
+}
+
 #[cold]
 fn undecodable_arguments(method: &'static MethodDescriptor, error: CodecError) -> Reply {
     let what = error.describe(method.arguments);
@@ -351,8 +397,10 @@ where
 {
     let ReplyParts { codec, method, outcome, into } = parts;
     match outcome {
-        Ok((ReplyKind::Ok, message)) => take::<T, H>(codec, method, H::default(), message, into),
-        Ok((ReplyKind::UserError, _)) => Err(unexpected_user_error(method)),
+        Ok((kind @ ReplyKind::Ok, message)) => {
+            take::<T, H>(codec, method, (kind, H::default()), message, into)
+        }
+        Ok((ReplyKind::UserError, message)) => Err(unexpected_user_error(method, &message)),
         Err(status) => Err(status),
     }
 }
@@ -368,8 +416,8 @@ where
 {
     let ReplyParts { codec, method, outcome, into } = parts;
     match outcome {
-        Ok((ReplyKind::UserError, message)) => {
-            let error = take::<E, F>(codec, method, F::default(), message, into)?;
+        Ok((kind @ ReplyKind::UserError, message)) => {
+            let error = take::<E, F>(codec, method, (kind, F::default()), message, into)?;
             Err(CallError::User(error))
         }
         outcome => {
@@ -383,7 +431,7 @@ where
 fn take<T, H>(
     codec: Codec,
     method: &'static MethodDescriptor,
-    shape: H,
+    (kind, shape): (ReplyKind, H),
     mut message: Message,
     into: Option<Box<BulkMut>>,
 ) -> Result<T, Status>
@@ -391,7 +439,11 @@ where
     H: for<'de> TakeShape<'de, T>,
 {
     let tail = if into.is_some() || !message.is_plain() {
-        take_tail(&mut message, into)?
+        let tail = take_tail(&mut message, into)?;
+        if let Some(resolution) = Resolution::of(&message) {
+            return take_resolved::<T, H>(codec, method, (kind, shape), &message, tail, &resolution);
+        }
+        tail
     } else {
         // `None` in this branch; `forget` avoids the drop glue.
         std::mem::forget(into);
@@ -405,6 +457,40 @@ where
         }
     };
     decoded.map_err(|error| undecodable_reply(method, error))
+}
+
+/// Reads a reply of a callee whose types differ.
+#[cold]
+#[inline(never)]
+fn take_resolved<T, H>(
+    codec: Codec,
+    method: &'static MethodDescriptor,
+    (kind, shape): (ReplyKind, H),
+    message: &Message,
+    tail: Option<Tail<'_>>,
+    resolution: &Resolution,
+) -> Result<T, Status>
+where
+    H: for<'de> TakeShape<'de, T>,
+{
+    let scratch = Scratch::new();
+    let plan = match kind {
+        ReplyKind::Ok => resolution.result(),
+        ReplyKind::UserError => {
+            resolution.error().map_err(|why| unreadable_error(method, why))?
+        }
+    };
+    let decoded = match (plan, tail) {
+        (Some(plan), tail) => {
+            decode_by_plan(codec, plan, seed::<T, H>(shape), message, tail, &scratch)
+        }
+        (None, None) => codec.decode_seed(seed::<T, H>(shape), message),
+        (None, Some(tail)) => codec.decode_parts(seed::<T, H>(shape), message, tail, &scratch),
+    };
+    decoded.map_err(|error| match kind {
+        ReplyKind::Ok => unfit_reply(method, error),
+        ReplyKind::UserError => unreadable_error(method, &error.to_string()),
+    })
 }
 
 #[cold]
@@ -434,7 +520,10 @@ fn landed(tail: Payload, into: Option<Box<BulkMut>>) -> Result<Bulk, ReadError> 
 }
 
 #[cold]
-fn unexpected_user_error(method: &'static MethodDescriptor) -> Status {
+fn unexpected_user_error(method: &'static MethodDescriptor, message: &Message) -> Status {
+    if Resolution::of(message).is_some() {
+        return unreadable_error(method, "the method has no error type here");
+    }
     Status::internal(format!(
         "{}: the server returned the method's own error type, but the method has none here; build \
          both ends from the same version of the trait",

@@ -259,6 +259,7 @@ pub mod interceptor;
 pub mod metadata;
 mod method;
 mod reply;
+mod resolution;
 mod runtime;
 mod schema;
 mod secured;

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use rpc_schema::hash::{method_id, signature_hash};
 use rpc_transport::lock::Mutex;
 
-use crate::schema::{Schema, Tracer, graph};
+use crate::schema::{OwnTypes, Schema, Tracer, graph, own_types};
 use crate::session::{CallHead, CallStreams, CopiedTails};
 
 /// Describes a method to both sides. Lives in a `static` of the generated code.
@@ -47,6 +47,7 @@ pub struct MethodDescriptor {
     index: AtomicU32,
     trace: Option<fn(&mut Tracer)>,
     schema: OnceLock<Option<Schema>>,
+    own_types: OnceLock<Option<OwnTypes>>,
     /// 0: not known yet.
     hash: AtomicU64,
     head: OnceLock<CallHead>,
@@ -98,6 +99,7 @@ impl MethodDescriptor {
             index: AtomicU32::new(0),
             trace: None,
             schema: OnceLock::new(),
+            own_types: OnceLock::new(),
             hash: AtomicU64::new(0),
             head: OnceLock::new(),
             is_checked: AtomicBool::new(false),
@@ -261,6 +263,15 @@ impl MethodDescriptor {
     #[must_use]
     pub fn types(&self) -> Option<rpc_schema::Schema> {
         graph(self.trace?, self.arguments)
+    }
+
+    /// Its types, to be compared with those of a peer; `None` if they cannot be. The types are looked
+    /// at when a peer's first differ.
+    #[cold]
+    pub(crate) fn own_types(&'static self) -> Option<&'static OwnTypes> {
+        self.own_types
+            .get_or_init(|| self.trace.and_then(|trace| own_types(trace, self.arguments)))
+            .as_ref()
     }
 
     /// Which of its messages have tails that their readers copy out, as far as its types were

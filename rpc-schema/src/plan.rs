@@ -19,9 +19,9 @@ use std::fmt::{self, Write};
 use crate::schema::{Absent, Field, Id, Int, Schema, Type, Variant};
 
 /// Maximum number of pairs of types in a plan.
-const MAX_PAIRS: usize = 1 << 16;
+const MAX_PAIRS: usize = 1 << 13;
 /// Maximum number of fields, variants and elements in a plan.
-const MAX_PARTS: usize = 1 << 18;
+const MAX_PARTS: usize = 1 << 15;
 /// Maximum number of problems that are listed.
 const MAX_PROBLEMS: usize = 16;
 /// Maximum length of the path of a problem, bytes. What is deeper is not listed.
@@ -72,6 +72,24 @@ pub(crate) enum Chosen {
     Other { to: u32, contents: Id },
     /// The reader lacks it.
     Missing(Box<str>),
+}
+
+impl Part {
+    fn text_bytes(&self) -> usize {
+        match self {
+            Self::Take { name, .. } => name.len(),
+            Self::Skip(_) => 0,
+        }
+    }
+}
+
+impl Chosen {
+    fn text_bytes(&self) -> usize {
+        match self {
+            Self::Take { name, .. } | Self::Missing(name) => name.len(),
+            Self::Other { .. } => 0,
+        }
+    }
 }
 
 /// What does not fit.
@@ -142,6 +160,24 @@ impl Plan {
     #[must_use]
     pub fn is_same(&self) -> bool {
         self.ops[self.root] == Op::Same
+    }
+
+    /// About how much memory it takes, bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let parts = |op: &Op| match op {
+            Op::Tuple(parts) => size_of_val(&**parts),
+            Op::Struct(parts) => size_of_val(&**parts) + parts.iter().map(Part::text_bytes).sum::<usize>(),
+            Op::Enum(all) => size_of_val(&**all) + all.iter().map(Chosen::text_bytes).sum::<usize>(),
+            Op::Refused(what) => what.len(),
+            _ => 0,
+        };
+        let partial: usize = self.partial.iter().map(|it| it.path.len() + it.what.len()).sum();
+        size_of_val(&*self.ops)
+            + self.ops.iter().map(parts).sum::<usize>()
+            + self.empty.len()
+            + self.writer.bytes()
+            + partial
     }
 
     /// What is not read while all else is: variants of enums.

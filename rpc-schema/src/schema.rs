@@ -353,6 +353,30 @@ impl Schema {
         None
     }
 
+    /// About how much memory it takes, bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let names = |name: &String, aliases: &[String]| {
+            name.len() + size_of_val(aliases) + aliases.iter().map(String::len).sum::<usize>()
+        };
+        let parts = |it: &Type| match it {
+            Type::Tuple(ids) => size_of_val(&**ids),
+            Type::Struct { fields, .. } => {
+                let names = fields.iter().map(|it| names(&it.name, &it.aliases));
+                size_of_val(&**fields) + names.sum::<usize>()
+            }
+            Type::Enum { variants, .. } => {
+                let names = variants.iter().map(|it| names(&it.name, &it.aliases));
+                size_of_val(&**variants) + names.sum::<usize>()
+            }
+            Type::Unknown(why) => why.len(),
+            _ => 0,
+        };
+        let roots: usize = self.roots.iter().map(|(root, _)| root.name().len()).sum();
+        let types: usize = self.types.iter().map(parts).sum();
+        size_of_val(&*self.types) + types + size_of_val(&*self.roots) + roots
+    }
+
     /// The types and what they are for.
     #[must_use]
     pub fn into_parts(self) -> (Vec<Type>, Vec<(Root, Id)>) {

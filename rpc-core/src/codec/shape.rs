@@ -10,7 +10,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::de::{DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
@@ -163,6 +163,65 @@ pub fn seed<'de, T, H: TakeShape<'de, T>>(
 #[derive(Debug, Clone)]
 pub struct Seeds<S>(pub S);
 
+/// Seeds of arguments that are read by name, in the order of a writer whose arguments differ. Those
+/// that the writer lacks are `None`.
+#[derive(Debug, Clone)]
+pub struct ByName<S> {
+    pub(crate) seeds: S,
+    pub(crate) names: &'static [&'static str],
+}
+
+/// Reads the name of an argument as its position.
+#[derive(Clone, Copy)]
+struct Position(&'static [&'static str]);
+
+impl<'de> DeserializeSeed<'de> for Position {
+    type Value = usize;
+
+    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<usize, D::Error> {
+        d.deserialize_identifier(self)
+    }
+}
+
+impl Visitor<'_> for Position {
+    type Value = usize;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the name of an argument")
+    }
+
+    fn visit_str<E: Error>(self, name: &str) -> Result<usize, E> {
+        let position = self.0.iter().position(|other| *other == name);
+        position.ok_or_else(|| E::custom(format_args!("there is no argument `{name}`")))
+    }
+}
+
+/// What is read in place of an argument that the writer lacks.
+struct Absent<E>(&'static str, PhantomData<E>);
+
+impl<E> Absent<E> {
+    fn new(names: &'static [&'static str], at: usize) -> Self {
+        Self(names.get(at).copied().unwrap_or_default(), PhantomData)
+    }
+}
+
+impl<'de, E: Error> Deserializer<'de> for Absent<E> {
+    type Error = E;
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, E> {
+        Err(E::missing_field(self.0))
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, E> {
+        visitor.visit_none()
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
+        unit_struct newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
+    }
+}
+
 /// A tuple of shapes is the shape of a tuple.
 macro_rules! tuples {
     ($($len:literal: $($type:ident $shape:ident $at:tt),*;)*) => {$(
@@ -191,6 +250,53 @@ macro_rules! tuples {
                     elements
                         .next_element_seed(self.0.$at)?
                         .ok_or_else(|| Acc::Error::invalid_length($at, &"all elements"))?,
+                )*))
+            }
+        }
+
+        impl<'de, $($type: DeserializeSeed<'de>),*> DeserializeSeed<'de>
+            for ByName<Seeds<($($type,)*)>>
+        {
+            type Value = ($($type::Value,)*);
+
+            fn deserialize<De: Deserializer<'de>>(self, d: De) -> Result<Self::Value, De::Error> {
+                d.deserialize_struct("arguments", self.names, self)
+            }
+        }
+
+        impl<'de, $($type: DeserializeSeed<'de>),*> Visitor<'de> for ByName<Seeds<($($type,)*)>> {
+            type Value = ($($type::Value,)*);
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(concat!($len, " arguments with names"))
+            }
+
+            #[allow(unused_variables, unused_mut, clippy::never_loop, clippy::match_single_binding,
+                clippy::unused_unit, reason = "not needed for the empty tuple")]
+            fn visit_map<Acc: MapAccess<'de>>(self, mut entries: Acc)
+                -> Result<Self::Value, Acc::Error>
+            {
+                let Self { seeds: Seeds(seeds), names } = self;
+                let mut left = ($(Some(seeds.$at),)*);
+                let mut found = ($(None::<$type::Value>,)*);
+                while let Some(position) = entries.next_key_seed(Position(names))? {
+                    match position {
+                        $($at if left.$at.is_some() => {
+                            if let Some(seed) = left.$at.take() {
+                                found.$at = Some(entries.next_value_seed(seed)?);
+                            }
+                        })*
+                        _ => return Err(Acc::Error::custom("an argument comes twice")),
+                    }
+                }
+                Ok(($(
+                    match (found.$at, left.$at) {
+                        (Some(value), _) => value,
+                        (None, Some(seed)) => {
+                            seed.deserialize(Absent::<Acc::Error>::new(names, $at))?
+                        }
+                        (None, None) => return Err(Acc::Error::custom("an argument is lost")),
+                    },
                 )*))
             }
         }

@@ -16,6 +16,7 @@ use rpc_transport::memory::process::Process;
 use super::RpcShard;
 use crate::bulk::BulkPool;
 use crate::identity::Identity;
+use crate::resolution::KnownSchemas;
 use crate::runtime::phase::Watch;
 
 /// One for each connection.
@@ -43,6 +44,8 @@ pub(crate) struct ConnectionContext {
     pub(crate) channel: Mutex<Weak<dyn Any + Send + Sync>>,
     /// Names of the methods that rules have granted to the peer.
     pub(crate) granted: Mutex<Vec<&'static str>>,
+    /// The peer's types that differ from those of this end.
+    pub(crate) schemas: Mutex<KnownSchemas>,
     /// The process of the connection. A child of it has none.
     pub(crate) process: Process,
 }
@@ -84,6 +87,7 @@ impl ConnectionContext {
             ended: OnceLock::new(),
             channel: no_channel(),
             granted: Mutex::new(Vec::new()),
+            schemas: Mutex::default(),
             ..*self
         }
     }

@@ -135,6 +135,7 @@ impl RpcEndpoint {
                 ended: OnceLock::new(),
                 channel: no_channel(),
                 granted: Mutex::new(Vec::new()),
+                schemas: Mutex::default(),
                 process: Process::current(),
             }),
             max_message_bytes: u64::MAX,

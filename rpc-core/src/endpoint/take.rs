@@ -24,7 +24,7 @@ pub(crate) type Taken = Result<Message, Box<NotResult>>;
 /// An outcome that is no result.
 pub(crate) struct NotResult {
     pub(crate) outcome: Outcome,
-    /// The request, if another connection may take it.
+    /// The request, if another connection may take it, or this one with its schema.
     pub(crate) request: Option<OutBuf>,
 }
 
@@ -68,7 +68,11 @@ impl RpcEndpoint {
         // A call with streams is never begun again.
         let request = match sent.method.has_streams() {
             true => None,
-            false => self.session.take_request(sent.call),
+            false => {
+                let unsent = self.session.take_request(sent.call);
+                // Before the outcome is taken: the id then names nothing.
+                unsent.or_else(|| self.session.take_refused_request(sent.call))
+            }
         };
         let gone = Outcome::Failed { reason: Failure::NoSuchCall, never_sent: false };
         let outcome = self.session.take_outcome(sent.call).unwrap_or(gone);

@@ -27,6 +27,8 @@ pub const MAX_NAME_BYTES: usize = 64;
 /// Prefix of names reserved for the framework: setting them is refused, but they are accepted from
 /// a peer.
 pub const RESERVED_PREFIX: &str = "rpc-";
+/// The entry with the caller's schema, in a request whose types differ from the callee's.
+pub(crate) const SCHEMA: &str = "rpc-schema";
 /// Longest encoding of all metadata of a call, bytes.
 pub const MAX_ENCODED_BYTES: usize = u16::MAX as usize;
 /// Default limit of that length, bytes, which
@@ -128,7 +130,25 @@ impl Metadata {
         if name.starts_with(RESERVED_PREFIX) {
             return Err(MetadataError::Reserved);
         }
-        let entry = Entry { name: name.into(), value: value.into() };
+        self.set(name, value.into())
+    }
+
+    /// Sets the caller's schema.
+    ///
+    /// # Errors
+    /// Too much metadata in total; the metadata is unchanged.
+    pub(crate) fn set_schema(&mut self, schema: &'static str) -> Result<(), MetadataError> {
+        self.set(SCHEMA, Bytes::from_static(schema.as_bytes()))
+    }
+
+    /// Length of the entry with the caller's schema, bytes; 0 without one.
+    #[cold]
+    pub(crate) fn schema_bytes(&self) -> usize {
+        self.position(SCHEMA).map_or(0, |at| self.entries()[at].encoded_bytes())
+    }
+
+    fn set(&mut self, name: &str, value: Bytes) -> Result<(), MetadataError> {
+        let entry = Entry { name: name.into(), value };
         let position = self.position(name);
         let replaced = position.map_or(0, |at| self.entries()[at].encoded_bytes());
         if self.encoded_bytes().max(1) - replaced + entry.encoded_bytes() > MAX_ENCODED_BYTES {

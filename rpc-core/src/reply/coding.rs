@@ -56,3 +56,21 @@ pub(crate) fn undecodable_reply(method: &'static MethodDescriptor, error: CodecE
     Status::new(error.kind().code_or(Code::Internal), text)
         .with_source(Arc::new(error) as Arc<dyn std::error::Error + Send + Sync>)
 }
+
+/// The status of a call whose result does not fit the type of its reader, which differs.
+#[cold]
+pub(crate) fn unfit_reply(method: &'static MethodDescriptor, error: CodecError) -> Status {
+    let text = undecodable("the reply", method, &error.to_string(), error.kind());
+    Status::new(error.kind().code_or(Code::DataLoss), text)
+        .with_source(Arc::new(error) as Arc<dyn std::error::Error + Send + Sync>)
+}
+
+/// The status of a call that ended with the method's own error, which does not fit its type here.
+#[cold]
+pub(crate) fn unreadable_error(method: &'static MethodDescriptor, why: &str) -> Status {
+    let name = method.name;
+    Status::new(
+        Code::Unknown,
+        format!("{name}: the server returned the method's own error, which cannot be read: {why}"),
+    )
+}

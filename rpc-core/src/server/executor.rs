@@ -127,8 +127,10 @@ impl Handlers {
                     RequestCheck { codec, metadata: Metadata::new(), streams: None },
                 ));
             }
-            let offered = (signature, codec, streams, &message[..metadata_bytes]);
-            Ok((route, check_request(route, shard, (key, id), offered, &connection_context)?))
+            let offered = (signature, codec, streams, metadata_bytes);
+            let call = (key, id);
+            let (message, context) = (&mut message, &connection_context);
+            Ok((route, check_request(route, shard, call, offered, message, context)?))
         });
         let (route, RequestCheck { codec, metadata, streams }) = match checked {
             Ok(checked) => checked,

@@ -1,17 +1,19 @@
 //! Checks a request against its method before its handler is made: codec, types, streams, metadata.
 //!
-//! Runs nothing.
+//! Runs nothing but, once for each method whose types differ, what looks at its types.
 
 use std::sync::Arc;
 
 use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::memory::budget::MemoryBudget;
+use rpc_transport::message::received::{Message, Note};
 
 use super::router::Route;
 use crate::codec::Codec;
 use crate::endpoint::RpcShard;
 use crate::endpoint::connection_context::ConnectionContext;
-use crate::metadata::Metadata;
+use crate::metadata::{Metadata, SCHEMA};
+use crate::resolution::Resolution;
 use crate::service::MethodDescriptor;
 use crate::session::{CallStreams, IncomingId, RAISE, StreamLimits};
 use crate::status::Status;
@@ -33,15 +35,54 @@ pub(super) fn check_request(
     route: &Route,
     shard: &Arc<RpcShard>,
     (key, id): (ConnectionKey, IncomingId),
-    (signature, codec, streams, metadata): (Option<u64>, u8, CallStreams, &[u8]),
+    (signature, codec, streams, metadata_bytes): (Option<u64>, u8, CallStreams, usize),
+    message: &mut Message,
     connection_context: &Arc<ConnectionContext>,
 ) -> Result<RequestCheck, Status> {
     let codec = route.accept(signature, codec, connection_context)?;
-    route.accept_streams(streams)?;
     let ConnectionContext { memory, max_metadata_bytes, .. } = &**connection_context;
+    let metadata = &message[..metadata_bytes];
+    if let Some(theirs) = signature.filter(|theirs| !route.method.accepts(*theirs)) {
+        let mut metadata = decoded(route.method, metadata)?;
+        let resolves = || shard.look(key, |peer| peer.session.peer_resolves()) == Some(true);
+        let note = resolve(route, theirs, &mut metadata, resolves, connection_context)?;
+        route.accept_streams(streams)?;
+        check_length(route.method, metadata.encoded_bytes(), *max_metadata_bytes)?;
+        message.set_note(note);
+        return Ok(RequestCheck { codec, metadata, streams: None });
+    }
+    route.accept_streams(streams)?;
     let streams = self::streams(shard, key, id, route.method, memory)?;
     let metadata = self::metadata(route.method, metadata, *max_metadata_bytes)?;
     Ok(RequestCheck { codec, metadata, streams })
+}
+
+/// How the arguments of a caller are read whose types differ: by the schema that came with the
+/// call, or else with an earlier one. The schema is taken out of the metadata.
+#[cold]
+fn resolve(
+    route: &Route,
+    theirs: u64,
+    metadata: &mut Metadata,
+    resolves: impl FnOnce() -> bool,
+    connection_context: &ConnectionContext,
+) -> Result<Note, Status> {
+    let (method, schemas) = (route.method, &connection_context.schemas);
+    let Some(schema) = metadata.remove(SCHEMA) else {
+        let known = schemas.lock().find(method.id, theirs);
+        return known.map(|known| known as Note).ok_or_else(|| route.types_differ(resolves()));
+    };
+    let text = std::str::from_utf8(&schema).unwrap_or_default();
+    let made = match method.has_streams() {
+        true => return Err(route.types_differ(resolves())),
+        false => Resolution::at_callee(method, text),
+    };
+    let made = made.map_err(|why| {
+        let name = method.name;
+        Status::failed_precondition(format!("{name}: its types differ on the server: {why}"))
+    })?;
+    schemas.lock().insert(method.id, theirs, Arc::clone(&made));
+    Ok(made)
 }
 
 /// The streams of a call. The window of its arguments is charged to the memory budget, because
@@ -75,14 +116,26 @@ fn metadata(
     if encoded.is_empty() {
         return Ok(Metadata::default());
     }
-    if encoded.len() > max_bytes {
-        return Err(Status::resource_exhausted(format!(
-            "{}: metadata of {} bytes exceeds the server's limit of {max_bytes} bytes: send less, \
-             or raise the server's `max_metadata_bytes`",
-            method.name,
-            encoded.len()
-        )));
-    }
+    check_length(method, encoded.len(), max_bytes)?;
+    decoded(method, encoded)
+}
+
+fn decoded(method: &MethodDescriptor, encoded: &[u8]) -> Result<Metadata, Status> {
     Metadata::decode(encoded)
         .map_err(|error| Status::invalid_argument(format!("{}: {error}", method.name)))
+}
+
+fn check_length(
+    method: &MethodDescriptor,
+    bytes: usize,
+    max_bytes: usize,
+) -> Result<(), Status> {
+    if bytes <= max_bytes {
+        return Ok(());
+    }
+    Err(Status::resource_exhausted(format!(
+        "{}: metadata of {bytes} bytes exceeds the server's limit of {max_bytes} bytes: send less, \
+         or raise the server's `max_metadata_bytes`",
+        method.name
+    )))
 }

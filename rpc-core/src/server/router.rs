@@ -12,7 +12,7 @@ use crate::server::poll_watch::PollWatch;
 use crate::service::{Dispatch, MethodDescriptor};
 use crate::session::CallStreams;
 use crate::status::Status;
-use crate::wire::refusal::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
+use crate::wire::refusal::{SCHEMA_FOLLOWS, SIGNATURES_DIFFER, UNKNOWN_METHOD};
 
 /// Hasher for method ids, which are FNV-1a hashes already.
 #[derive(Default)]
@@ -162,8 +162,7 @@ impl Router {
 }
 
 impl Route {
-    /// The codec of a call, after a check of its caller and of the signature if the call carries
-    /// one.
+    /// The codec of a call, after a check of its caller if the call carries a signature.
     pub(super) fn accept(
         &self,
         signature: Option<u64>,
@@ -173,17 +172,28 @@ impl Route {
         if let (Some(rules), Some(_)) = (&self.rules, signature) {
             rules.check(self.method, caller)?;
         }
-        if signature.is_some_and(|theirs| !self.method.accepts(theirs)) {
-            let MethodDescriptor { name, signature, .. } = self.method;
-            let mut details = SIGNATURES_DIFFER.to_vec();
-            if let Some(schema) = self.method.schema() {
-                details.push(b'\n');
-                details.extend_from_slice(schema.text().as_bytes());
-            }
-            let text = format!("{name}: signatures differ; the server has `{signature}`");
-            return Err(Status::failed_precondition(text).with_details(details));
-        }
         self.codec(codec)
+    }
+
+    /// The refusal of a call whose types differ. A caller that `resolves` gets what it needs to send
+    /// the call again with its schema, if calls of the method can be resolved.
+    #[cold]
+    pub(super) fn types_differ(&self, resolves: bool) -> Status {
+        let MethodDescriptor { name, signature, .. } = self.method;
+        let mut details = SIGNATURES_DIFFER.to_vec();
+        if let Some(schema) = self.method.schema() {
+            details.push(b'\n');
+            details.extend_from_slice(schema.text().as_bytes());
+        }
+        if resolves
+            && !self.method.has_streams()
+            && let Some(own) = self.method.own_types()
+        {
+            details.push(SCHEMA_FOLLOWS);
+            details.extend_from_slice(own.text.as_bytes());
+        }
+        let text = format!("{name}: signatures differ; the server has `{signature}`");
+        Status::failed_precondition(text).with_details(details)
     }
 
     /// Checks that the call has the streams of the method.

@@ -263,6 +263,7 @@ impl<W, H> Session<W, H> {
             return self.calls.detach(id);
         }
         let taken = self.calls.remove(id)?;
+        self.discard_kept(id.index);
         self.remove_deadline(taken.deadline);
         if let Some(request) = taken.request {
             self.discard(request);
@@ -325,6 +326,7 @@ impl<W, H> Session<W, H> {
     }
 
     pub(super) fn fail(&mut self, index: u32, reason: Failure, never_sent: bool) {
+        self.discard_kept(index);
         let Failed { deadline, waiter, request } = self.calls.fail(index, reason, never_sent);
         self.remove_deadline(deadline);
         self.tell_failed(waiter, request);
@@ -408,7 +410,10 @@ impl<W, H> Session<W, H> {
             }
             let (call, id) = (ready.id, self.slots.take(ready.id.index)?);
             let (frame, detached) =
-                self.calls.send(call, id, remaining_micros, &self.accepted_by_peer)?;
+                self.calls.send(call, id, remaining_micros, &self.accepted_by_peer, |stale| {
+                    // Invariant 5 of the session.
+                    self.notices.push_back(SessionEvent::Discard(Box::new(stale)));
+                })?;
             if self.streams.live_calls != 0 {
                 self.stream_request_left(call.index, id, &frame);
             }
@@ -501,7 +506,7 @@ impl<W, H> Session<W, H> {
         if let Some(call) = self.slots.on_proof(head.id, Proof::Response)? {
             let (deadline, waiter) = self.calls.reply(call, head.kind, message);
             if head.signature_accepted {
-                self.accepted_by_peer.insert(self.calls.head(call).method_index);
+                self.on_accepted(call);
             }
             self.remove_deadline(deadline);
             if let Some(waiter) = waiter {
@@ -532,6 +537,7 @@ impl<W, H> Session<W, H> {
             }
             _ => true,
         };
+        self.discard_kept(index);
         // The timer has fired, so it need not be removed.
         let failed = self.calls.fail(index, Failure::DeadlineExceeded, never_sent);
         self.tell_failed(failed.waiter, failed.request);

@@ -38,6 +38,7 @@ mod incoming;
 mod limits;
 mod nested;
 mod outgoing;
+mod resolution;
 mod shutdown;
 mod signatures;
 mod slots;
@@ -270,7 +271,9 @@ impl<W, H> Session<W, H> {
             min_version: wire::VERSION,
             max_version: wire::VERSION,
             max_calls: self.limits.max_incoming_calls,
-            features: wire::FEATURE_REPLY_METADATA | wire::FEATURE_INITIAL_METADATA,
+            features: wire::FEATURE_REPLY_METADATA
+                | wire::FEATURE_INITIAL_METADATA
+                | wire::FEATURE_RESOLUTION,
             stream_window: self.streams.window(),
         }));
     }
@@ -412,6 +415,7 @@ impl<W, H> Session<W, H> {
 
     fn take_hello(&mut self, hello: Hello) {
         self.peer = Some(hello);
+        self.accepted_by_peer.set_resolves(self.peer_resolves());
         self.streams.on_hello(&hello);
         // A limit of 0 is the peer's word alone: this end's own is looked at before.
         self.slots.set_limit(hello.max_calls.min(self.limits.max_outgoing_calls.max(1)));

@@ -8,13 +8,15 @@
 //!    that has its outcome does nothing.
 //! 2. An index is reused only with another generation, so an old id never finds a new call.
 //! 3. Nobody waits for a detached call; it leaves the table when it is sent or fails.
-//! 4. The queue holds every unsent call once, and at most as many stale ids as live ones + 64.
+//! 4. A request whose signature the peer has not accepted is kept once more, until its outcome is
+//!    taken or known not to be a refusal of its types: at most one for each place in the table.
+//! 5. The queue holds every unsent call once, and at most as many stale ids as live ones + 64.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use rpc_transport::message::outgoing::OutBuf;
-use rpc_transport::message::received::Message;
+use rpc_transport::message::received::{Message, Note};
 
 use super::call::{CallHead, CallId, CallOptions, Failure, NoResult, Outcome, Reply};
 use super::deadlines::TimerKey;
@@ -121,11 +123,19 @@ pub(super) struct Calls<W> {
     free: Vec<u32>,
     unsent: VecDeque<CallId>,
     unsent_live: usize,
+    /// Requests once more, by the index and with the generation of their calls.
+    kept: HashMap<u32, (u32, OutBuf)>,
 }
 
 impl<W> Calls<W> {
-    pub(super) const fn new() -> Self {
-        Self { calls: Vec::new(), free: Vec::new(), unsent: VecDeque::new(), unsent_live: 0 }
+    pub(super) fn new() -> Self {
+        Self {
+            calls: Vec::new(),
+            free: Vec::new(),
+            unsent: VecDeque::new(),
+            unsent_live: 0,
+            kept: HashMap::new(),
+        }
     }
 
     /// Calls in the table, finished ones included until they are taken.
@@ -204,7 +214,8 @@ impl<W> Calls<W> {
     }
 
     /// Takes the request of the call that [`next_unsent`](Self::next_unsent) named, with its header
-    /// in front, and says whether the call is detached: then the caller must free it.
+    /// in front, and says whether the call is detached: then the caller must free it. `discard` gets
+    /// what is to be dropped outside the lock.
     #[inline]
     pub(super) fn send(
         &mut self,
@@ -212,6 +223,7 @@ impl<W> Calls<W> {
         id: WireId,
         remaining_micros: Option<u64>,
         accepted: &AcceptedByPeer,
+        discard: impl FnOnce(OutBuf),
     ) -> Option<(OutBuf, bool)> {
         self.unsent.pop_front();
         self.unsent_live -= 1;
@@ -230,8 +242,65 @@ impl<W> Calls<W> {
             has_parts: frame.tail_len() != 0,
             streams: head.streams,
         };
-        wire::prepend_request(&mut frame, &head, *has_metadata);
-        Some((frame, *detached))
+        let detached = *detached;
+        let has_metadata = *has_metadata;
+        if !is_accepted
+            && accepted.resolves()
+            && !detached
+            && !head.streams.any()
+            && let Some(stale) = self.keep(call, &frame)
+        {
+            discard(stale);
+        }
+        wire::prepend_request(&mut frame, &head, has_metadata);
+        Some((frame, detached))
+    }
+
+    /// Keeps a request once more (invariant 4). Returns one that is of no use any more.
+    #[cold]
+    fn keep(&mut self, call: CallId, request: &OutBuf) -> Option<OutBuf> {
+        self.kept.insert(call.index, (call.generation, request.copied())).map(|(_, stale)| stale)
+    }
+
+    /// Takes the request that is kept of a call.
+    #[cold]
+    pub(super) fn take_kept(&mut self, id: CallId) -> Option<OutBuf> {
+        let (generation, request) = self.kept.remove(&id.index)?;
+        if generation != id.generation {
+            self.kept.insert(id.index, (generation, request));
+            return None;
+        }
+        Some(request)
+    }
+
+    /// Takes the request that is kept of the call in that place.
+    #[cold]
+    pub(super) fn take_kept_at(&mut self, index: u32) -> Option<OutBuf> {
+        self.kept.remove(&index).map(|(_, request)| request)
+    }
+
+    /// Whether the peer has refused a call because its types differ, before any handler ran.
+    #[cold]
+    pub(super) fn is_refused_by_types(&self, id: CallId) -> bool {
+        let Some(call) = self.find(id) else { return false };
+        let Stage::Replied(ReplyKind::Status { code, details_bytes, .. }) = call.stage else {
+            return false;
+        };
+        let Some(reply) = &call.reply else { return false };
+        let body = reply.get(reply.marked().len()..).unwrap_or_default();
+        // Those of a handler are of a call that was accepted.
+        code == wire::code::FAILED_PRECONDITION
+            && details_bytes != 0
+            && reply.note().is_none()
+            && body.starts_with(wire::refusal::SIGNATURES_DIFFER)
+    }
+
+    /// Adds a note to the reply of a call.
+    #[cold]
+    pub(super) fn annotate(&mut self, index: u32, note: Note) {
+        if let Some(reply) = &mut self.calls[index as usize].reply {
+            reply.set_note(note);
+        }
     }
 
     /// A detached call was sent, and is out of the table. Gives its deadline, to be removed.
@@ -440,7 +509,7 @@ impl<W> Calls<W> {
         self.free.push(index);
     }
 
-    /// Removes stale ids (invariant 4), at amortised constant cost per call.
+    /// Removes stale ids (invariant 5), at amortised constant cost per call.
     #[inline]
     fn clean_queue(&mut self) {
         if self.unsent.len() > 2 * self.unsent_live + STALE_SLACK {

@@ -4,16 +4,31 @@
 //! that is the callee's dispatch, which knows its methods.
 //!
 //! Invariants:
-//! 1. The caller leaves a signature out only after a response said that the callee accepted it.
+//! 1. The caller leaves a signature out only after a response said that the callee accepted it,
+//!    and never for a method whose types differ.
 //! 2. The callee forgets nothing that it accepted while the connection lives, and holds at most
 //!    as many methods as it has itself.
+
+use rpc_transport::message::received::Note;
 
 use super::CopiedTails;
 
 /// The caller's side: what the peer has accepted, by the process's dense method index.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct AcceptedByPeer {
     by_index: Vec<bool>,
+    /// Methods whose types differ, each with what is needed to read its results. They are never
+    /// accepted: each of their calls carries its signature.
+    resolved: Vec<(u32, Note)>,
+    /// Whether a refused call may be sent again with its schema. True until the peer's hello says
+    /// otherwise.
+    resolves: bool,
+}
+
+impl Default for AcceptedByPeer {
+    fn default() -> Self {
+        Self { by_index: Vec::new(), resolved: Vec::new(), resolves: true }
+    }
 }
 
 impl AcceptedByPeer {
@@ -28,6 +43,31 @@ impl AcceptedByPeer {
             self.by_index.resize(index + 1, false);
         }
         self.by_index[index] = true;
+    }
+
+    pub(super) fn set_resolves(&mut self, resolves: bool) {
+        self.resolves = resolves;
+    }
+
+    pub(super) fn resolves(&self) -> bool {
+        self.resolves
+    }
+
+    /// The types of a method differ. There are at most as many as this process has methods.
+    pub(super) fn resolve(&mut self, method_index: u32, note: Note) -> Option<Note> {
+        match self.resolved.binary_search_by_key(&method_index, |(index, _)| *index) {
+            Ok(at) => Some(std::mem::replace(&mut self.resolved[at].1, note)),
+            Err(at) => {
+                self.resolved.insert(at, (method_index, note));
+                None
+            }
+        }
+    }
+
+    /// What is needed to read the results of a method whose types differ.
+    pub(super) fn resolution(&self, method_index: u32) -> Option<Note> {
+        let at = self.resolved.binary_search_by_key(&method_index, |(index, _)| *index).ok()?;
+        Some(Note::clone(&self.resolved[at].1))
     }
 }
 

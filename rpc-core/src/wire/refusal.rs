@@ -6,6 +6,9 @@
 /// Marks a signature mismatch; the client adds its signature. A mark counts only from a server that
 /// has not yet accepted the method's signature.
 pub(crate) const SIGNATURES_DIFFER: &[u8] = b"signature";
+/// Ends the lines that follow [`SIGNATURES_DIFFER`], for a caller that resolves: the text of the
+/// callee's schema follows.
+pub(crate) const SCHEMA_FOLLOWS: u8 = 0;
 /// Marks an unknown method; only the client knows its name.
 pub(crate) const UNKNOWN_METHOD: &[u8] = b"method";
 

@@ -16,6 +16,7 @@ mod forked;
 mod hedge;
 mod interceptors;
 mod outcome;
+mod resolved;
 mod start;
 pub(crate) mod streaming;
 

@@ -48,6 +48,7 @@ impl RawCall<'_> {
         if let Some(on) = self.on.take() {
             on.is_lost();
         }
+        self.forget_schema();
         self.body = Some(body);
         drop(self.take_load());
         self.wait_for_connection();
@@ -126,6 +127,7 @@ impl RawCall<'_> {
             _ => extras.kept.take(),
         };
         self.on = None;
+        self.forget_schema();
         self.wait(Some(delay));
         true
     }

@@ -5,7 +5,7 @@ use crate::metadata::Metadata;
 use crate::service::MethodDescriptor;
 use crate::session::{self, Failure, StartError};
 use crate::status::{Code, Status};
-use crate::wire::refusal::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
+use crate::wire::refusal::{SCHEMA_FOLLOWS, SIGNATURES_DIFFER, UNKNOWN_METHOD};
 
 impl RawCall<'_> {
     /// The status of a call whose connection has ended.
@@ -105,6 +105,10 @@ impl RawCall<'_> {
     /// marks these statuses in their details. Until it has accepted the signature no user code has
     /// run there, so the marks cannot be details that the user made.
     fn refusal(&self, code: Code, reply: &session::Reply) -> Option<String> {
+        // Of a method whose types differ: its handler has run.
+        if reply.message.note().is_some() {
+            return None;
+        }
         let text = match (code, reply.details()) {
             (Code::FailedPrecondition, details) if details.starts_with(SIGNATURES_DIFFER) => {
                 self.difference(reply.text(), &details[SIGNATURES_DIFFER.len()..])
@@ -126,12 +130,13 @@ impl RawCall<'_> {
     }
 
     /// What differs: the signature, or else the contents of its types.
-    fn difference(&self, text: &str, schema: &[u8]) -> String {
+    pub(super) fn difference(&self, text: &str, schema: &[u8]) -> String {
         let MethodDescriptor { name, signature, arguments, .. } = self.method;
         if text.ends_with(&format!("`{signature}`"))
             && let Some(mine) = self.method.schema()
         {
-            let theirs = String::from_utf8_lossy(schema.strip_prefix(b"\n").unwrap_or(schema));
+            let lines = schema.split(|byte| *byte == SCHEMA_FOLLOWS).next().unwrap_or(schema);
+            let theirs = String::from_utf8_lossy(lines.strip_prefix(b"\n").unwrap_or(lines));
             let difference = mine.difference(&theirs, arguments);
             return format!(
                 "{name}: its types differ on the server: {difference}; build both ends from the \

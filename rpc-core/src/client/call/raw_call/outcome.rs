@@ -105,6 +105,9 @@ impl RawCall<'_> {
         let NotResult { outcome, request } = other;
         if let Some(request) = request {
             self.extras_mut().is_counted = true;
+            if let Outcome::Reply(reply) = &outcome {
+                return self.on_types_differ(reply, request);
+            }
             if let Some(body) = self.rewound(request) {
                 self.send_elsewhere(body);
                 return None;

@@ -145,7 +145,8 @@ impl RawCall<'_> {
                 options.metadata = Some(encoded(&extras.metadata));
             }
             let (len, most) = (options.metadata_bytes(), channel.max_metadata_bytes);
-            if len > most {
+            // The schema is not the user's.
+            if len > most && len - extras.metadata.schema_bytes() > most {
                 let text = format!(
                     "{}: metadata of {len} bytes exceeds the channel's limit of {most} bytes: send \
                      less, or raise `max_metadata_bytes` of the channel and of the server",
