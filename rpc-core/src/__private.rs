@@ -25,6 +25,7 @@ pub use std::vec::Vec;
 
 use std::mem::ManuallyDrop;
 
+use rpc_schema::Plan;
 use rpc_transport::lock::Mutex;
 use rpc_transport::memory::budget::{BudgetExhausted, Reservation};
 use rpc_transport::message::outgoing::OutBuf;
@@ -33,7 +34,6 @@ use rpc_transport::message::payload_stream::PayloadStream;
 use rpc_transport::message::read_error::ReadError;
 use rpc_transport::message::received::Message;
 use rpc_transport::message::reply_slot::PeerSlot;
-use rpc_schema::Plan;
 use serde::de::DeserializeSeed;
 use serde::{Serialize, Serializer};
 
@@ -441,7 +441,14 @@ where
     let tail = if into.is_some() || !message.is_plain() {
         let tail = take_tail(&mut message, into)?;
         if let Some(resolution) = Resolution::of(&message) {
-            return take_resolved::<T, H>(codec, method, (kind, shape), &message, tail, &resolution);
+            return take_resolved::<T, H>(
+                codec,
+                method,
+                (kind, shape),
+                &message,
+                tail,
+                &resolution,
+            );
         }
         tail
     } else {
@@ -476,9 +483,7 @@ where
     let scratch = Scratch::new();
     let plan = match kind {
         ReplyKind::Ok => resolution.result(),
-        ReplyKind::UserError => {
-            resolution.error().map_err(|why| unreadable_error(method, why))?
-        }
+        ReplyKind::UserError => resolution.error().map_err(|why| unreadable_error(method, why))?,
     };
     let decoded = match (plan, tail) {
         (Some(plan), tail) => {

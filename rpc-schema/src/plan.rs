@@ -167,8 +167,12 @@ impl Plan {
     pub fn bytes(&self) -> usize {
         let parts = |op: &Op| match op {
             Op::Tuple(parts) => size_of_val(&**parts),
-            Op::Struct(parts) => size_of_val(&**parts) + parts.iter().map(Part::text_bytes).sum::<usize>(),
-            Op::Enum(all) => size_of_val(&**all) + all.iter().map(Chosen::text_bytes).sum::<usize>(),
+            Op::Struct(parts) => {
+                size_of_val(&**parts) + parts.iter().map(Part::text_bytes).sum::<usize>()
+            }
+            Op::Enum(all) => {
+                size_of_val(&**all) + all.iter().map(Chosen::text_bytes).sum::<usize>()
+            }
             Op::Refused(what) => what.len(),
             _ => 0,
         };

@@ -45,6 +45,7 @@ use crate::session::Incoming;
 use crate::stats::counts::{End, Lease, Methods};
 use crate::status::{Code, Status};
 use crate::trace;
+use crate::wire::refusal;
 
 /// Requests up to this length, bytes, are decoded by the driver, in the first poll of their
 /// handlers. Longer ones may have many small values, which all other calls would wait for: 64 KiB
@@ -116,7 +117,8 @@ impl Handlers {
         let accepted = signature.is_some();
         let route = router.find(method, last);
         let lease = counts.of(route.as_ref().ok().map(|_| *last));
-        lease.counts.on_start(message.len() as u64 + message.tail_bytes() - metadata_bytes as u64);
+        let bytes = message.len() as u64 + message.tail_bytes() - metadata_bytes as u64;
+        lease.counts.on_start(bytes);
         let checked = route.and_then(|route| {
             let is_plain = !accepted && metadata_bytes == 0 && !streams.any();
             // As nearly all are.
@@ -136,7 +138,10 @@ impl Handlers {
             Ok(checked) => checked,
             Err(status) => {
                 let status = router.refusal(method, status, &connection_context);
-                lease.counts.on_end(End::Code(status.code()), 0);
+                match refusal::has_schema(status.details()) {
+                    true => lease.counts.take_back(bytes),
+                    false => lease.counts.on_end(End::Code(status.code()), 0),
+                }
                 done.push(Call { key, id, accepted, method: None, route: 0 }.refused(status));
                 return;
             }

@@ -125,11 +125,7 @@ fn decoded(method: &MethodDescriptor, encoded: &[u8]) -> Result<Metadata, Status
         .map_err(|error| Status::invalid_argument(format!("{}: {error}", method.name)))
 }
 
-fn check_length(
-    method: &MethodDescriptor,
-    bytes: usize,
-    max_bytes: usize,
-) -> Result<(), Status> {
+fn check_length(method: &MethodDescriptor, bytes: usize, max_bytes: usize) -> Result<(), Status> {
     if bytes <= max_bytes {
         return Ok(());
     }

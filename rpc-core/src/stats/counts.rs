@@ -100,6 +100,13 @@ impl Counts {
         self.reply_bytes.add(reply_bytes);
     }
 
+    /// The call that was counted last is no call: its caller sends it again with its schema.
+    #[cold]
+    pub(crate) fn take_back(&self, request_bytes: u64) {
+        self.started.add(1_u64.wrapping_neg());
+        self.request_bytes.add(request_bytes.wrapping_neg());
+    }
+
     /// As [`Counts`], but for several writers.
     pub(crate) fn on_shared_end(&self, end: End, reply_bytes: u64) {
         self.ended[end.index()].add_shared(1);

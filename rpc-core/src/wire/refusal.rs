@@ -15,3 +15,9 @@ pub(crate) const UNKNOWN_METHOD: &[u8] = b"method";
 /// Marks the pushback of a retryable status: followed by the delay before a retry, a little-endian
 /// u64 in milliseconds, and then the details.
 pub(crate) const RETRY_AFTER: &[u8; 8] = b"retry-ms";
+
+/// Whether these are details of a call that its caller may send again with its schema.
+#[cold]
+pub(crate) fn has_schema(details: &[u8]) -> bool {
+    details.starts_with(SIGNATURES_DIFFER) && details.contains(&SCHEMA_FOLLOWS)
+}

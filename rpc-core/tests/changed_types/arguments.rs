@@ -1,0 +1,180 @@
+//! Arguments that are added, removed, moved or borrowed.
+
+use rpc_core::{CallError, Code};
+use serde::{Deserialize, Serialize};
+
+mod old {
+    #[rpc_core::service]
+    pub trait Log {
+        async fn write(&self, level: u8, text: &str) -> String;
+        async fn read(&self, from: u32, bytes: &[u8]) -> String;
+        async fn none(&self) -> u32;
+        async fn needs(&self, a: u32) -> u32;
+    }
+}
+
+mod new {
+    #[rpc_core::service]
+    pub trait Log {
+        async fn write(&self, tag: Option<&str>, text: &str, level: u32) -> String;
+        async fn read(&self, bytes: &[u8], from: u32, limit: Option<u64>) -> String;
+        async fn none(&self, more: Option<Vec<u8>>) -> u64;
+        async fn needs(&self, a: u32, b: u32) -> u32;
+    }
+}
+
+struct Shows;
+
+impl old::Log for Shows {
+    async fn write(&self, level: u8, text: &str) -> String {
+        format!("{level} {text}")
+    }
+    async fn read(&self, from: u32, bytes: &[u8]) -> String {
+        format!("{from} {}", bytes.len())
+    }
+    async fn none(&self) -> u32 {
+        1
+    }
+    async fn needs(&self, a: u32) -> u32 {
+        a
+    }
+}
+
+impl new::Log for Shows {
+    async fn write(&self, tag: Option<&str>, text: &str, level: u32) -> String {
+        format!("{tag:?} {text} {level}")
+    }
+    async fn read(&self, bytes: &[u8], from: u32, limit: Option<u64>) -> String {
+        format!("{} {from} {limit:?}", bytes.len())
+    }
+    async fn none(&self, more: Option<Vec<u8>>) -> u64 {
+        more.map_or(2, |more| more.len() as u64)
+    }
+    async fn needs(&self, a: u32, b: u32) -> u32 {
+        a + b
+    }
+}
+
+#[test]
+fn an_old_client_leaves_options_out() {
+    crate::run(async {
+        for channel in crate::channels(|| new::LogServer::new(Shows)).await {
+            let log = old::LogClient::new(channel);
+            for _ in 0..2 {
+                assert_eq!(log.write(3, "text").await.unwrap(), "None text 3");
+                // Large enough to be sent separately.
+                assert_eq!(log.read(4, &vec![7; 90_000]).await.unwrap(), "90000 4 None");
+                assert_eq!(log.none().await.unwrap(), 2);
+                let status = log.needs(1).await.unwrap_err();
+                assert_eq!(status.code(), Code::FailedPrecondition);
+                crate::assert_has(&status, &["Log.needs", "no field `b`"]);
+            }
+        }
+    });
+}
+
+#[test]
+fn an_old_server_skips_further_arguments() {
+    crate::run(async {
+        for channel in crate::channels(|| old::LogServer::new(Shows)).await {
+            let log = new::LogClient::new(channel);
+            for _ in 0..2 {
+                assert_eq!(log.write(Some("tag"), "text", 3).await.unwrap(), "3 text");
+                let found = log.read(&vec![7; 90_000], 4, Some(5)).await;
+                assert_eq!(found.unwrap(), "4 90000");
+                assert_eq!(log.none(Some(vec![7; 80_000])).await.unwrap(), 1);
+                assert_eq!(log.needs(1, 2).await.unwrap(), 1);
+                let status = log.write(None, "text", 300).await.unwrap_err();
+                assert_eq!(status.code(), Code::InvalidArgument);
+                crate::assert_has(&status, &["level", "300 fits no u8"]);
+            }
+        }
+    });
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub enum OldError {
+    Locked { by: String },
+    Gone,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub enum NewError {
+    Full,
+    Locked { by: String, since: Option<u64> },
+}
+
+mod old_errors {
+    use super::OldError;
+
+    #[rpc_core::service]
+    pub trait Errors {
+        async fn fail(&self, which: u8) -> Result<u8, OldError>;
+        async fn plain(&self, which: u8) -> u32;
+    }
+}
+
+mod new_errors {
+    use super::NewError;
+
+    #[rpc_core::service]
+    pub trait Errors {
+        async fn fail(&self, which: u8) -> Result<u16, NewError>;
+        async fn plain(&self, which: u8) -> Result<u32, NewError>;
+    }
+}
+
+impl old_errors::Errors for Shows {
+    async fn fail(&self, which: u8) -> Result<u8, OldError> {
+        match which {
+            0 => Ok(7),
+            1 => Err(OldError::Locked { by: "me".into() }),
+            _ => Err(OldError::Gone),
+        }
+    }
+    async fn plain(&self, which: u8) -> u32 {
+        which.into()
+    }
+}
+
+impl new_errors::Errors for Shows {
+    async fn fail(&self, which: u8) -> Result<u16, NewError> {
+        match which {
+            0 => Ok(7),
+            1 => Err(NewError::Locked { by: "me".into(), since: Some(1) }),
+            _ => Err(NewError::Full),
+        }
+    }
+    async fn plain(&self, which: u8) -> Result<u32, NewError> {
+        if which == 0 { Ok(7) } else { Err(NewError::Full) }
+    }
+}
+
+#[test]
+fn a_changed_error_is_read_or_becomes_a_status() {
+    crate::run(async {
+        for channel in crate::channels(|| old_errors::ErrorsServer::new(Shows)).await {
+            let errors = new_errors::ErrorsClient::new(channel);
+            assert_eq!(errors.fail(0).await, Ok(7));
+            let locked = NewError::Locked { by: "me".into(), since: None };
+            assert_eq!(errors.fail(1).await, Err(CallError::User(locked)));
+            let Err(CallError::Status(status)) = errors.fail(2).await else { panic!("unknown") };
+            assert_eq!(status.code(), Code::Unknown);
+            crate::assert_has(&status, &["Errors.fail", "Gone"]);
+            assert_eq!(errors.plain(9).await, Ok(9));
+        }
+        for channel in crate::channels(|| new_errors::ErrorsServer::new(Shows)).await {
+            let errors = old_errors::ErrorsClient::new(channel);
+            assert_eq!(errors.fail(0).await, Ok(7));
+            let locked = OldError::Locked { by: "me".into() };
+            assert_eq!(errors.fail(1).await, Err(CallError::User(locked)));
+            let Err(CallError::Status(status)) = errors.fail(2).await else { panic!("unknown") };
+            assert_eq!(status.code(), Code::Unknown);
+            crate::assert_has(&status, &["Errors.fail", "Full"]);
+            assert_eq!(errors.plain(0).await, Ok(7));
+            let status = errors.plain(1).await.unwrap_err();
+            assert_eq!(status.code(), Code::Unknown);
+            crate::assert_has(&status, &["Errors.plain", "no error type here"]);
+        }
+    });
+}
