@@ -270,7 +270,7 @@ impl MethodDescriptor {
     #[cold]
     pub(crate) fn own_types(&'static self) -> Option<&'static OwnTypes> {
         self.own_types
-            .get_or_init(|| self.trace.and_then(|trace| own_types(trace, self.arguments)))
+            .get_or_init(|| own_types(self.trace?, self.signature, self.arguments))
             .as_ref()
     }
 

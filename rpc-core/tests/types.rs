@@ -112,20 +112,16 @@ async fn another_type_behind_a_refusing_one_is_refused() {
         let client = old::OrdersClient::new(to.await.unwrap());
         let status = client.find(1).await.unwrap_err();
         assert_eq!(status.code(), Code::FailedPrecondition);
-        let text = "`result?.state` is `enum { Placed, Cancelled, Shipped }` on the server and \
-                    `enum { Placed, Shipped }` here";
+        let text = "`result?.tail.2`: its type is unknown";
         assert!(status.message().contains(text), "{status}");
     }
 }
 
 #[tokio::test]
-async fn swapped_arguments_of_one_type_are_refused() {
+async fn swapped_arguments_of_one_type_keep_their_names() {
     let to = Channel::builder().to(new::OrdersServer::new(new::Book));
     let client = old::OrdersClient::new(to.await.unwrap());
-    let status = client.pay("Bob", "Ada").await.unwrap_err();
-    assert_eq!(status.code(), Code::FailedPrecondition);
-    let text = "`from, to` on the server and `to, from` here";
-    assert!(status.message().contains(text), "{status}");
+    assert_eq!(client.pay("Bob", "Ada").await.unwrap(), "Ada pays Bob");
     // Their types distinguish these, so their names may change.
     assert_eq!(client.move_to("here", 2).await.unwrap(), "2 from here");
 }

@@ -21,7 +21,7 @@ use rpc_transport::message::received::{Message, Note};
 
 pub(crate) use self::known::KnownSchemas;
 use crate::method::MethodDescriptor;
-use crate::schema::{MAX_SCHEMA_BYTES, MethodTypes, OwnTypes};
+use crate::schema::{MAX_SCHEMA_BYTES, MethodTypes, OwnTypes, version};
 use crate::text::printable;
 
 /// Most memory of a plan, bytes.
@@ -92,7 +92,11 @@ impl Resolution {
                 wrong.push(shown("the server cannot read the arguments", "", &problems));
             }
             let result = match root(callee, own, &Root::Result) {
-                None => None,
+                None if own.types.schema.root(&Root::Result).is_none() => None,
+                None => {
+                    wrong.push("the server does not describe its result".to_owned());
+                    None
+                }
                 Some(Ok(plan)) => Some(plan),
                 Some(Err(problems)) => {
                     let who = "this client cannot read the result";
@@ -154,9 +158,16 @@ impl Resolution {
             let why = why.to_string();
             format!("the peer's schema: {}", printable(&why).at_most(MAX_SHOWN_BYTES))
         };
+        let (mine, (theirs, text)) = (version(&own.text).0, version(text));
+        if mine != theirs {
+            let shown = |version: Option<&str>| printable(version.unwrap_or("none")).to_string();
+            let (mine, theirs) = (shown(mine), shown(theirs));
+            return Err(format!("its version is {theirs} at the peer and {mine} here"));
+        }
         let schema = parse(text).map_err(|error| malformed(&error))?;
         let peers = MethodTypes::new(schema).map_err(|flaw| malformed(&flaw))?;
         let plans = make(own, &peers)?;
+        // The cache has the text once more.
         let bytes = text.len() + size_of::<Self>() + plans.bytes();
         if bytes > MAX_PLAN_BYTES {
             return Err(format!(

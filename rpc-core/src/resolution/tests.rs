@@ -34,6 +34,12 @@ fn the_own_schema_needs_no_plan() {
 }
 
 #[test]
+fn other_versions_are_never_converted() {
+    let text = format!("version 3\n{}", METHOD.own_types().unwrap().text);
+    refused(&text, &["its version is 3 at the peer and none here"]);
+}
+
+#[test]
 fn one_schema_has_one_plan() {
     let [first, second] =
         [0; 2].map(|_| Resolution::at_callee(&METHOD, &schema(usize::MAX)).unwrap());
@@ -77,12 +83,12 @@ fn refused(text: &str, parts: &[&str]) {
 
 #[test]
 fn hostile_schemas_are_refused_by_name() {
-    refused("", &["no field `item`", "not a schema"]);
+    refused("", &["no field `item`", "not describe its result"]);
     refused("\u{0}\u{1b}", &["not a schema"]);
     refused(&"x".repeat(MAX_SCHEMA_BYTES + 1), &["exceeds the limit"]);
     // It contains itself, and takes no byte for it.
     refused("argument item: #0\n#0 struct { a: #0 }\n", &["contains another one"]);
-    refused("argument item: #7\n#0 u8\n", &["missing", "line"]);
+    refused("argument item: #7\n#0 u8\n", &["not a schema"]);
     refused("argument item: #0\nargument item: #0\n#0 u32\n", &["name twice", "not a schema"]);
 }
 

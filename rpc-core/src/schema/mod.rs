@@ -35,7 +35,7 @@ use serde::de::DeserializeSeed;
 
 pub use self::look::Writes;
 use self::look::{Looked, look};
-pub(crate) use self::own::{MAX_SCHEMA_BYTES, MethodTypes, OwnTypes};
+pub(crate) use self::own::{MAX_SCHEMA_BYTES, MethodTypes, OwnTypes, version};
 use self::tree::Tree;
 use crate::session::CopiedTails;
 use crate::text::printable;
@@ -256,11 +256,15 @@ pub(crate) fn graph(trace: fn(&mut Tracer), arguments: &[&str]) -> Option<rpc_sc
 
 /// The types that `trace` finds, to be compared with those of a peer. `None`: as in [`graph`], or
 /// the schema is longer than is sent.
-pub(crate) fn own_types(trace: fn(&mut Tracer), arguments: &[&str]) -> Option<OwnTypes> {
+pub(crate) fn own_types(
+    trace: fn(&mut Tracer),
+    signature: &str,
+    arguments: &[&str],
+) -> Option<OwnTypes> {
     let schema = graph(trace, arguments)?;
     // An argument that could not be looked into is missing.
     let is_whole = schema.arguments().count() == arguments.len();
-    OwnTypes::new(schema).filter(|_| is_whole)
+    OwnTypes::new(schema, signature).filter(|_| is_whole)
 }
 
 fn shown_difference(difference: &Difference<'_>, arguments: &[&str]) -> String {

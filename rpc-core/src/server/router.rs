@@ -214,3 +214,66 @@ impl Route {
             .map_err(|error| Status::unimplemented(format!("{}: {error}", self.method.name)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rpc_transport::message::outgoing::OutBuf;
+
+    use super::*;
+    use crate::codec::shape::{Plain, seed};
+    use crate::metadata::Metadata;
+    use crate::schema::Tracer;
+    use crate::service::{Handler, Reply, Request, ServiceDescriptor};
+
+    static METHOD: MethodDescriptor =
+        MethodDescriptor::new("Store.put", "(u64) -> str #2", &["id"]).traced(trace);
+    static SERVICE: ServiceDescriptor = ServiceDescriptor::new("Store", &[&METHOD]);
+
+    fn trace(tracer: &mut Tracer) {
+        tracer.argument(seed::<u64, _>(Plain), Plain);
+        tracer.result(seed::<String, _>(Plain), Plain);
+    }
+
+    struct Store;
+
+    impl Dispatch for Store {
+        fn descriptor(&self) -> &'static ServiceDescriptor {
+            &SERVICE
+        }
+
+        fn dispatch(&self, _: usize, _: Request) -> Handler {
+            Handler::ready(Reply::Status(Status::unimplemented("only its types count")))
+        }
+    }
+
+    /// The graph of the method's types, as in `docs/wire-format.md`.
+    const GRAPH: &str = "version 2\nargument id: #0\nresult: #1\n#0 u64\n#1 str\n";
+
+    #[test]
+    fn only_callers_that_resolve_get_the_graph() {
+        let mut router = Router::default();
+        router.add(Arc::new(Store), None).unwrap();
+        let route = router.find(METHOD.id, &mut 0).unwrap();
+        // As peers of before this feature know it.
+        let lines = "signature\n0: u64\nresult: str\n";
+        let status = route.types_differ(false);
+        assert_eq!(status.code(), crate::status::Code::FailedPrecondition);
+        assert_eq!(status.details(), lines.as_bytes());
+        let with_graph = route.types_differ(true);
+        assert_eq!(with_graph.message(), status.message());
+        assert_eq!(with_graph.details(), format!("{lines}\0{GRAPH}").as_bytes());
+    }
+
+    #[test]
+    fn the_schema_is_an_entry_of_the_metadata() {
+        let own = METHOD.own_types().unwrap();
+        assert_eq!(own.text, GRAPH);
+        let mut metadata = Metadata::new();
+        metadata.set_schema(&own.text).unwrap();
+        let mut encoded = OutBuf::new();
+        metadata.encode(&mut encoded);
+        let len = u8::try_from(GRAPH.len()).unwrap();
+        let expected = [&b"\x01\x0arpc-schema"[..], &[len, 0], GRAPH.as_bytes()].concat();
+        assert_eq!(encoded.to_vec(), expected);
+    }
+}

@@ -40,14 +40,6 @@ async fn channels<D: Dispatch>(make: impl Fn() -> D) -> Vec<Channel> {
     channels
 }
 
-/// One channel, over `mem://`.
-async fn channel<D: Dispatch>(service: D) -> Channel {
-    let [address, ..] = addresses();
-    let server = Server::builder().add_service(service).bind(&*address).await.unwrap();
-    tokio::spawn(server.serve());
-    Channel::connect(&*address).await.unwrap()
-}
-
 /// Runs a test under a hard time limit.
 fn run(test: impl Future<Output = ()>) {
     let runtime =

@@ -10,8 +10,9 @@ use super::{RawCall, State};
 use crate::metadata::SCHEMA;
 use crate::reply::CallOutcome;
 use crate::resolution::Resolution;
+use crate::schema::version;
 use crate::session;
-use crate::status::Status;
+use crate::status::{Code, Status};
 use crate::wire::refusal::SCHEMA_FOLLOWS;
 
 impl RawCall<'_> {
@@ -43,8 +44,8 @@ impl RawCall<'_> {
 
     /// Makes the call and its connection ready for a server whose types differ.
     fn resolve(&mut self, reply: &session::Reply) -> Result<(), Status> {
-        let code = crate::status::Code::FailedPrecondition;
-        let refused = |this: &Self| this.received(reply, code as u8, false);
+        let code = Code::FailedPrecondition.number();
+        let refused = |this: &Self| this.received(reply, code, false);
         let name = self.method.name;
         let schema = reply.details().splitn(2, |byte| *byte == SCHEMA_FOLLOWS).nth(1);
         let has_sent = self.extras_mut().metadata.bytes(SCHEMA).is_some();
@@ -52,6 +53,9 @@ impl RawCall<'_> {
             return Err(refused(self));
         };
         let theirs = std::str::from_utf8(theirs).map_err(|_| refused(self))?;
+        if version(theirs).0 != version(&own.text).0 {
+            return Err(refused(self));
+        }
         let resolution = Resolution::at_caller(self.method, theirs).map_err(|why| {
             Status::failed_precondition(format!(
                 "{name}: its types differ on the server, and cannot be converted: {why}; change \
