@@ -23,7 +23,7 @@ use crate::address::{Address, HostPort, LocalEnd};
 use crate::connect::resolved::Resolved;
 use crate::device::connection_error::{ConnectError, ListenError};
 use crate::device::soft;
-use crate::device::{Connector, Incoming, Listener};
+use crate::device::{Connector, Exchange, Incoming, Listener, Outgoing};
 use crate::place::Place;
 use crate::text::{is_printable, printable};
 
@@ -119,7 +119,21 @@ impl Answer {
 pub(crate) async fn resolve(at: &HostPort, local: &LocalEnd) -> Result<Resolved, ConnectError> {
     let probed = soft::TcpConnector.probe(at, &[VERSION]).await;
     let (answer, tcp) = probed.map_err(|error| as_asked_to_connect(error, local))?;
-    let Some(answer) = Answer::decode(&answer) else {
+    let exchange = Exchange { question: vec![VERSION], answer };
+    let mut resolved = choose(at, local, &exchange.answer, tcp).await?;
+    // A server that only offers tcp:// does not know what it answered.
+    resolved.exchange = Answer::decode(&exchange.answer).is_some().then(|| Arc::new(exchange));
+    Ok(resolved)
+}
+
+/// Chooses the best transport by the server's answer. `tcp` is the connection that it came on.
+async fn choose(
+    at: &HostPort,
+    local: &LocalEnd,
+    answer: &[u8],
+    tcp: Box<dyn Outgoing>,
+) -> Result<Resolved, ConnectError> {
+    let Some(answer) = Answer::decode(answer) else {
         let reason = "tcp: the server only offers tcp:// at this address".to_owned();
         return Ok(Resolved::new(tcp, Address::Tcp(at.clone()), reason));
     };
@@ -270,10 +284,11 @@ pub(crate) async fn listen(
     let rdma = offered(crate::connect::rdma::listen(&rdma).await, local, lack);
     let rdma_port = rdma_port(rdma.as_deref());
     let answer = Answer { place: Place::here(), shm: name, why_no_shm, rdma_port }.encode();
+    let exchange = Arc::new(Exchange { question: vec![VERSION], answer: answer.clone() });
     let listening = soft::listen_tcp(at, Some(Arc::new(move |_: &[u8]| answer.clone()))).await;
     let tcp = listening.map_err(|error| as_asked_to_listen(error, local))?;
     let shm = shm.ok().map(|(_, listener)| listener);
-    Ok(Box::new(AutoListener { tcp, shm, rdma }))
+    Ok(Box::new(AutoListener { tcp, shm, rdma, exchange }))
 }
 
 /// The address as the user wrote it, not the one of the transport that was tried.
@@ -331,12 +346,17 @@ struct AutoListener {
     tcp: Box<dyn Listener>,
     shm: Option<Box<dyn Listener>>,
     rdma: Option<Box<dyn Listener>>,
+    exchange: Arc<Exchange>,
 }
 
 #[async_trait]
 impl Listener for AutoListener {
     fn local_address(&self) -> Address {
         as_asked(self.tcp.local_address(), &LocalEnd::default())
+    }
+
+    fn exchange(&self) -> Option<Arc<Exchange>> {
+        Some(Arc::clone(&self.exchange))
     }
 
     async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError> {

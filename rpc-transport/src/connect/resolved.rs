@@ -1,7 +1,9 @@
 //! The outcome of resolving an address.
 
+use std::sync::Arc;
+
 use crate::address::Address;
-use crate::device::Outgoing;
+use crate::device::{Exchange, Outgoing};
 
 /// A connection to be made, and why this transport was chosen.
 #[derive(Debug)]
@@ -16,11 +18,13 @@ pub struct Resolved {
     /// `auto://`. It needs a connection of its own, since the server waits at most 5 s for the next
     /// message on the first one.
     pub otherwise: Option<(Address, String)>,
+    /// The exchange of `auto://` that led to the address, for a handshake of identities to confirm.
+    pub exchange: Option<Arc<Exchange>>,
 }
 
 impl Resolved {
     /// A connection without an alternative.
     pub(crate) fn new(outgoing: Box<dyn Outgoing>, address: Address, reason: String) -> Self {
-        Self { outgoing, address, reason, otherwise: None }
+        Self { outgoing, address, reason, otherwise: None, exchange: None }
     }
 }

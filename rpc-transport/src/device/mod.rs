@@ -114,7 +114,7 @@ pub use self::attributes::{Capabilities, DeviceAttributes, QueueLimits};
 pub use self::cq_ref::CqRef;
 pub(crate) use self::setup::canonical;
 pub use self::setup::{
-    Attach, Connector, Established, Incoming, Listener, Outgoing, PeerIdentity,
+    Attach, Connector, Established, Exchange, Incoming, Listener, Outgoing, PeerIdentity,
     REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
 };
 pub(crate) use self::work_request::Opcode;

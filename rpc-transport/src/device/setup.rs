@@ -162,11 +162,25 @@ impl fmt::Debug for Attach {
     }
 }
 
+/// The exchange of `auto://`, as sent over TCP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exchange {
+    /// The client's question.
+    pub question: Vec<u8>,
+    /// The server's answer.
+    pub answer: Vec<u8>,
+}
+
 /// Accepts connections at one address.
 #[async_trait]
 pub trait Listener: Send + fmt::Debug {
     /// The bound address, with the actual port.
     fn local_address(&self) -> Address;
+
+    /// The exchange by which clients choose among its transports, if it has several. Default: none.
+    fn exchange(&self) -> Option<Arc<Exchange>> {
+        None
+    }
 
     /// The next connection request. Cancel-safe.
     ///

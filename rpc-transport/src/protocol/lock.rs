@@ -17,5 +17,6 @@ pub use self::driver::{
     Handshake, HandshakeFactory, Level, PARAMETERS_BYTES, Proof, Protection, Role, Secured, Start,
 };
 pub use self::machine::{LockedLink, MAX_BYTES, MAX_FRAMES, refusal_in_clear};
-pub use self::set_up::{Exchange, Parameters, SetUp};
+pub use self::set_up::{Parameters, SetUp};
+pub use crate::device::Exchange;
 pub use crate::device::handshake_failure::{FailureReason, HandshakeFailure};

@@ -683,3 +683,45 @@ fn settings_that_security_needs_are_checked() {
         world.end().await;
     });
 }
+
+/// The exchange of `auto://` that led here is part of what the ends compare.
+#[test]
+fn the_answer_of_auto_is_confirmed() {
+    run("auto", async {
+        // Which is what `auto://` chooses here.
+        let mut world = World::new("shm").await;
+        world.listener = schemes::listen(&"auto://127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = world.listener.local_address();
+        for (case, expected) in [
+            ("as answered", None),
+            ("changed", Some(FailureReason::SetUpChanged)),
+            ("found in another way", None),
+        ] {
+            let theirs = server().with_exchange(world.listener.exchange());
+            let [near, far] = probes();
+            let connect = async {
+                let resolved = schemes::resolve(&address).await.unwrap();
+                assert_eq!(resolved.address.scheme(), "shm");
+                let mut exchange = (*resolved.exchange.unwrap()).clone();
+                if case == "changed" {
+                    *exchange.answer.last_mut().unwrap() ^= 1;
+                }
+                let known = (case != "found in another way").then(|| Arc::new(exchange));
+                let ours = client().with_exchange(known);
+                let (shard, configuration) = (&world.near, config());
+                let (outgoing, at) = (resolved.outgoing, resolved.address);
+                shard.connect_with(outgoing, &at, &configuration, PATIENCE, near, Some(&ours)).await
+            };
+            let accept = accept(&world.far, &mut *world.listener, far, Some(&theirs));
+            let (near, far) = tokio::join!(connect, accept);
+            match expected {
+                None => {
+                    world.near.release(near.unwrap().key);
+                    world.far.release(far.unwrap().key);
+                }
+                Some(expected) => assert_eq!(reason(near), expected, "{case}"),
+            }
+        }
+        world.end().await;
+    });
+}

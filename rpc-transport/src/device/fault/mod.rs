@@ -24,7 +24,7 @@ use crate::address::Address;
 use crate::device::connection_error::{ConnectError, ListenError};
 use crate::device::{
     Attach, Capabilities, CompletionQueue, Connector, CqRef, Device, DeviceAttributes, Established,
-    Incoming, Listener, Outgoing, PeerIdentity, ProviderError, QpCapacity, QpHandle,
+    Exchange, Incoming, Listener, Outgoing, PeerIdentity, ProviderError, QpCapacity, QpHandle,
 };
 use crate::memory::budget::MemoryBudget;
 use crate::memory::region::ProtectionDomain;
@@ -417,6 +417,10 @@ impl FaultyListener {
 impl Listener for FaultyListener {
     fn local_address(&self) -> Address {
         self.inner.local_address()
+    }
+
+    fn exchange(&self) -> Option<Arc<Exchange>> {
+        self.inner.exchange()
     }
 
     async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError> {

@@ -19,6 +19,7 @@
 use sha2::{Digest, Sha256};
 
 use super::driver::{PARAMETERS_BYTES, Protection, Role};
+use crate::device::Exchange;
 use crate::device::handshake_failure::{FailureReason, HandshakeFailure};
 
 /// The first bytes of the parameters.
@@ -29,15 +30,6 @@ const SET_UP_LABEL: &[u8] = b"rpc-rdma/1 set-up";
 const EXCHANGE_LABEL: &[u8] = b"rpc-rdma/1 auto";
 const SET_UP_BYTES: usize = 32;
 const EXCHANGE_BYTES: usize = 20;
-
-/// The exchange of `auto://`, as sent over TCP.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Exchange {
-    /// The client's question.
-    pub question: Vec<u8>,
-    /// The server's answer.
-    pub answer: Vec<u8>,
-}
 
 /// The set-up as one end saw it.
 #[derive(Debug, Clone, Copy)]
