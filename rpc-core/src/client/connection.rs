@@ -376,10 +376,10 @@ async fn bring_up(
 ) -> Result<Connection, ConnectError> {
     let ConnectOptions { codec, link, limits, poll_mode, connect_timeout, min_part_bytes, .. } =
         options;
-    let Resolved { mut outgoing, address, reason, .. } = resolved;
+    let Resolved { mut outgoing, address, reason, exchange, .. } = resolved;
     let secure = |secured: &Secured| {
         secured.check(target).map_err(ConnectError::Config)?;
-        Ok::<_, ConnectError>(secured.security(target))
+        Ok::<_, ConnectError>(secured.security(target).with_exchange(exchange))
     };
     let security = options.secured.as_ref().map(secure).transpose()?;
     let in_all = |_| channel_bytes(link);

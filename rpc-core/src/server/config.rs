@@ -95,8 +95,8 @@ impl Config {
     }
 
     /// For the connections of a listener.
-    pub(super) fn security(&self, _listener: &dyn Listener) -> Option<Security> {
+    pub(super) fn security(&self, listener: &dyn Listener) -> Option<Security> {
         let secured = self.secured.as_ref()?.as_ref().ok()?;
-        Some(Security::new(Arc::clone(&secured.factory)))
+        Some(Security::new(Arc::clone(&secured.factory)).with_exchange(listener.exchange()))
     }
 }

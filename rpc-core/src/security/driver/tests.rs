@@ -302,6 +302,19 @@ fn certificates_without_exactly_one_identity_are_refused() {
 }
 
 #[test]
+fn certificates_with_too_many_names_are_refused() {
+    let ca = Authority::new("ca");
+    let client = Factory::client(&tls(&ca.issue(&[CART]), &ca).expect_peer(KV)).unwrap();
+    let good = tls(&ca.issue(&[KV]), &ca);
+    for (count, is_accepted) in [(255, true), (256, false)] {
+        let names: Vec<_> = (0..count).map(|number| format!("kv-{number}")).collect();
+        let names: Vec<_> = names.iter().map(String::as_str).chain([KV]).collect();
+        let (outcome, ..) = shake(&client, &unchecked(&ca.issue(&names), &good), None);
+        assert_eq!(outcome.is_ok(), is_accepted, "{count}");
+    }
+}
+
+#[test]
 fn a_client_without_certificate_needs_permission() {
     let ca = Authority::new("ca");
     let file = std::env::temp_dir().join(format!("rpc-anonymous-{}.pem", std::process::id()));
