@@ -6,6 +6,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use futures::Stream;
 use rpc_transport::address::{Address, AddressError, HostPort};
@@ -91,6 +92,20 @@ pub trait Resolve: Send + Sync + 'static {
     /// while; an error does not end it. Default `None`.
     fn watch(&self) -> Option<Watching<'_>> {
         None
+    }
+}
+
+impl<R: Resolve + ?Sized> Resolve for Arc<R> {
+    fn name(&self) -> String {
+        (**self).name()
+    }
+
+    fn resolve(&self) -> Resolving<'_> {
+        (**self).resolve()
+    }
+
+    fn watch(&self) -> Option<Watching<'_>> {
+        (**self).watch()
     }
 }
 

@@ -14,6 +14,8 @@ pub(crate) enum Phase {
     Serving,
     /// It still serves, and will end soon: the lead time.
     Draining,
+    /// It still serves, and clients are to find it no longer: registries remove it.
+    Leaving,
     /// It takes no new connections and calls.
     Closing,
 }

@@ -22,6 +22,7 @@ use super::acceptor::Acceptor;
 use super::adaptive_limit::{AdaptiveLimit, Overload, Shedding};
 use super::config::Config;
 use super::interceptor_stack::InterceptorStack;
+use super::registration::Register;
 use super::router::Router;
 #[cfg(feature = "macros")]
 use crate::builtin::{Builtins, health::HealthReporter};
@@ -62,6 +63,8 @@ pub struct ServerBuilder {
     pub(super) builtins: Builtins,
     pub(super) interceptors: InterceptorStack,
     pub(super) config: Config,
+    /// Where the server announces itself.
+    pub(super) registries: Vec<Arc<dyn Register>>,
 }
 
 impl ServerBuilder {
@@ -369,6 +372,16 @@ impl ServerBuilder {
         self
     }
 
+    /// Announces the server in a registry while it serves, so that channels find it: see
+    /// [`Register`]. When the server shuts down, it is announced as draining first; after
+    /// [`drain_lead`](Self::drain_lead) it is removed, and then its clients get go-away. Several
+    /// calls add several registries.
+    #[must_use]
+    pub fn register(mut self, registry: impl Register) -> Self {
+        self.registries.push(Arc::new(registry));
+        self
+    }
+
     /// Like [`ChannelBuilder::faults`](crate::ChannelBuilder::faults), for the server's end.
     #[must_use]
     pub fn faults(mut self, plan: FaultPlan) -> Self {
@@ -453,12 +466,17 @@ impl ServerBuilder {
         let acceptor = Arc::new(Acceptor::new(router, self.config, overload, phases.watch()));
         #[cfg(feature = "macros")]
         let _ = own_stats.set(WeakStatsHandle(Arc::downgrade(&acceptor) as _));
+        let addresses: Vec<_> = listeners.iter().map(|it| it.local_address()).collect();
+        for registry in &self.registries {
+            let refused = |reason| ListenError::Config(format!("{}: {reason}", registry.name()));
+            registry.check(&addresses).map_err(refused)?;
+        }
         for listener in &listeners {
             tracing::info!(address = %listener.local_address(), "listening");
         }
         let listeners = OfProcess::new(listeners);
         let (acceptor, phases) = (OfProcess::new(acceptor), OfProcess::new(phases));
-        Ok(Server { listeners, acceptor, phases })
+        Ok(Server { listeners, acceptor, phases, registries: self.registries })
     }
 }
 

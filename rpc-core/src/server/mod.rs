@@ -4,9 +4,9 @@
 //! `acceptor.rs` handles connection requests.
 //!
 //! Invariants:
-//! 1. Shutdown always ends: first handlers are notified and everything is served as before for the
-//!    lead time; then nothing new is taken and calls in flight get a grace period; then their
-//!    connections are closed.
+//! 1. Shutdown always ends: first handlers and registries are notified and everything is served as
+//!    before for the lead time; then registries remove the server, within a limit; then nothing new
+//!    is taken and calls in flight get a grace period; then their connections are closed.
 //! 2. If a listener dies, the server shuts down in the same order, and the error names its address.
 
 mod acceptor;
@@ -24,6 +24,7 @@ mod interceptor_stack;
 mod limiter;
 pub(crate) mod peer_services;
 mod poll_watch;
+mod registration;
 mod request_check;
 mod route_counts;
 mod router;
@@ -49,6 +50,7 @@ use self::acceptor::Acceptor;
 pub use self::adaptive_limit::{AdaptiveLimit, Priority};
 pub use self::allow::{Allow, AllowError};
 pub use self::builder::ServerBuilder;
+pub use self::registration::{Register, Registered};
 use crate::runtime::phase::{Phase, Phases};
 use crate::stats::handle::ReadStats;
 use crate::stats::{ServerStats, StatsHandle};
@@ -79,6 +81,7 @@ pub struct Server {
     listeners: OfProcess<Vec<Box<dyn Listener>>>,
     acceptor: OfProcess<Arc<Acceptor>>,
     phases: OfProcess<Arc<Phases>>,
+    registries: Vec<Arc<dyn Register>>,
 }
 
 /// Shuts a server down, from anywhere.
@@ -171,7 +174,7 @@ impl Server {
     }
 
     async fn serve_all(self) -> Result<(), ListenError> {
-        let Self { listeners, acceptor, phases } = self;
+        let Self { listeners, acceptor, phases, registries } = self;
         let parts = (listeners.into_inner(), acceptor.into_inner(), phases.into_inner());
         let (Ok(listeners), Ok(acceptor), Ok(phases)) = parts else {
             return Err(ListenError::Forked);
@@ -182,11 +185,13 @@ impl Server {
         house.spawn(Arc::clone(&acceptor).keep_house());
         let mut accepting = JoinSet::new();
         let mut addresses = HashMap::new();
+        let bound = listeners.iter().map(|listener| listener.local_address()).collect();
         for listener in listeners {
             let address = listener.local_address();
             let looping = Arc::clone(&acceptor).accept_loop(listener);
             addresses.insert(accepting.spawn(looping).id(), address);
         }
+        let mut kept = registration::keep_all(registries, bound, &phases);
         // Without a listener, only the shutdown handle can end this.
         let mut died = tokio::select! {
             () = phases.watch().reached(Phase::Draining) => None,
@@ -198,6 +203,8 @@ impl Server {
             tracing::info!(?lead, "draining: still serving");
             tokio::time::sleep(lead).await;
         }
+        phases.advance(Phase::Leaving);
+        registration::all_have_left(&mut kept).await;
         phases.advance(Phase::Closing);
         while let Some(ended) = accepting.join_next_with_id().await {
             died = died.or_else(|| death(ended, &addresses));
