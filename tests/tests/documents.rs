@@ -3,7 +3,7 @@
 use tests::workspace::{files, root};
 
 /// Folders at which a path of a document may start.
-const ROOTS: [&str; 3] = ["", "rpc-core/src", "rpc-transport/src"];
+const ROOTS: [&str; 4] = ["", "rpc-core/src", "rpc-transport/src", "rpc-discovery/src"];
 /// Folders whose files a document may name without the folder.
 const ROOMS: [&str; 5] = [
     "rpc-transport/src/protocol",
@@ -98,7 +98,8 @@ fn every_queue_has_a_test_that_exists() {
     let limits = std::fs::read_to_string(root().join("docs/limits.md")).expect("the limits");
     let rows = rows_below(&limits, "# Limits");
     assert!(rows.len() > 25, "the table is gone, or this test no longer reads it: {}", rows.len());
-    let code = sources(&["rpc-core", "rpc-transport", "rpc-admin", "tests", "models"]);
+    let code =
+        sources(&["rpc-core", "rpc-transport", "rpc-admin", "rpc-discovery", "tests", "models"]);
     for row in rows {
         let &[queue, bound, enforcer, test] = &*row else { panic!("not four cells: {row:?}") };
         assert!(!bound.is_empty() && !enforcer.is_empty(), "{queue}");

@@ -1,0 +1,41 @@
+//! Registries for `rpc-over-rdma`: channels find the servers of a name there, and servers register
+//! themselves.
+//!
+//! [`resolver`] makes a resolver from a name such as `etcd://10.0.0.1:2379/rpc/kv`, for
+//! [`ChannelBuilder::connect_balanced`](rpc_core::ChannelBuilder::connect_balanced):
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use rpc_core::Channel;
+//!
+//! let servers = rpc_discovery::resolver("etcd://10.0.0.1:2379,10.0.0.2:2379/rpc/kv")?;
+//! let channel = Channel::builder().connect_balanced(servers)?; // connects with its first call
+//! # Ok(()) }
+//! ```
+//!
+//! | feature | default | content |
+//! |---|---|---|
+//! | `etcd` | yes | [`Etcd`]: watches a prefix, and registers servers below it |
+//!
+//! A registry may fail without harm: the servers that a channel knows stay. See the guide,
+//! "Discovery and balancing".
+
+#[cfg(feature = "etcd")]
+mod etcd;
+#[cfg(feature = "etcd")]
+mod http;
+mod names;
+#[cfg(feature = "etcd")]
+mod protocol;
+#[cfg(feature = "etcd")]
+mod random;
+
+#[cfg(feature = "etcd")]
+pub use self::etcd::Etcd;
+pub use self::names::{NameError, resolver};
+
+/// The examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
