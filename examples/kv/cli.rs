@@ -10,6 +10,7 @@ use examples::options::{CodecName, Poll, between_processes};
 use examples::serving::ServerArgs;
 use examples::units::parse_bytes;
 use rpc_core::Address;
+use rpc_discovery::{Destination, Etcd};
 
 use super::service::Version;
 
@@ -45,8 +46,10 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:
   kv serve auto://127.0.0.1:7471                     for this machine
   kv serve auto://0.0.0.0:7471 --max-bytes 8G        for all others too
-  kv serve shm://kv tcp://127.0.0.1:0                two addresses of the same store")]
-    Serve(ServeArgs),
+  kv serve shm://kv tcp://127.0.0.1:0                two addresses of the same store
+  kv serve auto://0.0.0.0:7471 --register etcd://10.0.0.1:2379/rpc/kv --advertise auto://10.0.0.5:0
+                                                     found by `kv list etcd://10.0.0.1:2379/rpc/kv`")]
+    Serve(Box<ServeArgs>),
     /// Print the value of a key
     Get(GetArgs),
     /// Set the value of a key; prints its new version
@@ -122,6 +125,19 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) max_bytes: Option<u64>,
 
+    /// Register the server in etcd while it serves: etcd://host:port/rpc/kv. Others then use that
+    /// name as its address
+    #[arg(long, value_name = "NAME")]
+    pub(crate) register: Option<Etcd>,
+
+    /// The address to register, if clients cannot use the first ADDRESS: port 0 is its port
+    #[arg(long, value_name = "ADDRESS", requires = "register", value_parser = between_processes)]
+    pub(crate) advertise: Option<Address>,
+
+    /// The zone to register: clients of a zone prefer its servers
+    #[arg(long, requires = "register")]
+    pub(crate) zone: Option<String>,
+
     #[command(flatten)]
     pub(crate) server: ServerArgs,
 }
@@ -129,9 +145,9 @@ pub(crate) struct ServeArgs {
 /// The options that every client command needs to connect.
 #[derive(Debug, Args)]
 pub(crate) struct ConnectArgs {
-    /// Where the server listens
-    #[arg(value_name = "ADDRESS", value_parser = between_processes)]
-    pub(crate) address: Address,
+    /// Where the server listens, or a name of several: etcd://host:port/prefix, file:///path
+    #[arg(value_name = "ADDRESS", value_parser = destination)]
+    pub(crate) address: Destination,
 
     /// Timeout of a call, seconds
     #[arg(
@@ -351,6 +367,14 @@ impl FromStr for Expected {
     }
 }
 
+/// What another process can reach.
+fn destination(text: &str) -> Result<Destination, String> {
+    match text.parse().map_err(|error| format!("{error}"))? {
+        Destination::Server(Address::Mem(_)) => between_processes(text).map(Destination::Server),
+        destination => Ok(destination),
+    }
+}
+
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "write a number of seconds".to_owned())?;
     match Duration::try_from_secs_f64(seconds) {
@@ -401,6 +425,10 @@ mod tests {
             (&["serve"][..], "<ADDRESS>"),
             (&["serve", "127.0.0.1:1"], "a scheme is missing"),
             (&["serve", "mem://a"], "use shm://a"),
+            (&["serve", "shm://a", "--register", "etcd://a"], "the prefix"),
+            (&["serve", "shm://a", "--advertise", "shm://a"], "--register"),
+            (&["list", "mem://a"], "use shm://a"),
+            (&["list", "etcd://a"], "the prefix"),
             (&["serve", "shm://a", "--max-bytes", "lots"], "is not a size"),
             (&["get", "shm://a"], "<KEY>"),
             (&["get", "shm://a", "k", "--timeout", "0"], "more than 0"),

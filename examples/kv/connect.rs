@@ -34,12 +34,11 @@ async fn connect_with(
         .poll_mode(args.poll.into())
         .link(link())
         .default_timeout(timeout);
-    let address = args.address.to_string();
     let channel = if args.wait {
-        builder.wait_for_ready(true).connect_lazy(address)
+        args.address.connect_lazy(builder.wait_for_ready(true))
     } else {
         // The command ends with its connection.
-        builder.reconnect(None).connect(address).await
+        args.address.connect(builder.reconnect(None)).await
     };
     Ok(KvClient::new(channel.map_err(CommandError::Connect)?))
 }

@@ -127,6 +127,8 @@ mod tests {
     use super::super::serve::builder;
     use super::super::service::Version;
     use super::super::store::Store;
+    use rpc_discovery::Destination;
+
     use super::*;
     use examples::testing::{Scratch, limited};
 
@@ -194,11 +196,11 @@ mod tests {
         let address: Address = address.parse().unwrap();
         match Cli::parse_from(line).command {
             Command::Import(mut args) => {
-                args.connect.address = address;
+                args.connect.address = Destination::Server(address);
                 import(&args).await
             }
             Command::Export(mut args) => {
-                args.connect.address = address;
+                args.connect.address = Destination::Server(address);
                 export(&args).await
             }
             other => panic!("{other:?}"),

@@ -6,6 +6,7 @@ use examples::serving;
 use examples::units::{bytes, counted};
 use rpc_core::stream::{self, Stream, Streaming};
 use rpc_core::{Bulk, CallError, Context, Server, ServerBuilder, Status};
+use rpc_discovery::Etcd;
 use tokio::sync::broadcast::error::RecvError;
 
 use super::cli::ServeArgs;
@@ -105,7 +106,12 @@ pub(crate) fn builder(store: &Arc<Store>) -> ServerBuilder {
 /// Serves until a signal, and then prints a summary.
 pub(crate) async fn serve(args: &ServeArgs) -> Result<(), CommandError> {
     let store = Arc::new(Store::new(args.max_bytes));
-    serving::serve(builder(&store), &args.server, &args.addresses, metrics::listen).await?;
+    let mut server = builder(&store);
+    if let Some(etcd) = &args.register {
+        let etcd = args.advertise.iter().fold(etcd.clone(), |it, at| it.advertise(at.clone()));
+        server = server.register(args.zone.iter().fold(etcd, Etcd::zone));
+    }
+    serving::serve(server, &args.server, &args.addresses, metrics::listen).await?;
     let stats = store.stats();
     let requests = counted(stats.requests.total(), "request", "requests");
     let keys = counted(stats.keys, "key", "keys");

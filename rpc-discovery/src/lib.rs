@@ -21,6 +21,7 @@
 //! A registry may fail without harm: the servers that a channel knows stay. See the guide,
 //! "Discovery and balancing".
 
+mod destination;
 #[cfg(feature = "etcd")]
 mod etcd;
 #[cfg(feature = "etcd")]
@@ -31,6 +32,7 @@ mod protocol;
 #[cfg(feature = "etcd")]
 mod random;
 
+pub use self::destination::Destination;
 #[cfg(feature = "etcd")]
 pub use self::etcd::Etcd;
 pub use self::names::{NameError, resolver};

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use rpc_core::{Address, Channel, ChannelBuilder};
+use rpc_core::{Channel, ChannelBuilder};
+use rpc_discovery::Destination;
 use rpc_perf::cores::CpuPair;
 
 use crate::options::{MeasureOptions, What};
@@ -27,7 +28,7 @@ const IN_FLIGHT: [u32; 3] = [1, 32, 256];
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) scheme: String,
-    pub(crate) address: String,
+    pub(crate) address: Destination,
     /// Whether the client has a process of its own.
     pub(crate) scope: Scope,
     /// The CPUs for the raw limits.
@@ -48,7 +49,12 @@ impl Target {
     }
 
     pub(crate) async fn connect(&self) -> Result<PerfClient> {
-        Ok(PerfClient::new(self.builder().connect(&self.address).await?))
+        let client = PerfClient::new(self.address.connect(self.builder()).await?);
+        if matches!(self.address, Destination::Name(_)) {
+            // Connects.
+            client.usage().await?;
+        }
+        Ok(client)
     }
 
     fn data(&self) -> Arc<[u8]> {
@@ -118,7 +124,7 @@ impl Target {
 }
 
 /// The scheme of an address.
-pub(crate) fn scheme_of(address: &Address) -> String {
+pub(crate) fn scheme_of(address: &Destination) -> String {
     let text = address.to_string();
     text.split_once("://").map(|(scheme, _)| scheme.to_owned()).unwrap_or(text)
 }

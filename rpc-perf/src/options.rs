@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rpc_core::{Address, PollMode};
+use rpc_discovery::Destination;
 
 use crate::service::MAX_PAYLOAD_BYTES;
 use crate::units::{parse_bytes, parse_duration};
@@ -80,9 +81,10 @@ pub(crate) struct ServerOptions {
 
 #[derive(Debug, Args)]
 pub(crate) struct ClientOptions {
-    /// Where `rpc-perf server` listens
-    #[arg(value_name = "ADDRESS", value_parser = between_processes)]
-    pub(crate) address: Address,
+    /// Where `rpc-perf server` listens, or a name of several servers: etcd://host:port/prefix,
+    /// file:///path. The server's CPU time and memory are then of any one of them
+    #[arg(value_name = "ADDRESS", value_parser = destination)]
+    pub(crate) address: Destination,
 
     /// Pin to this CPU
     #[arg(long, value_name = "N")]
@@ -236,6 +238,13 @@ fn between_processes(text: &str) -> Result<Address, String> {
                                 `rpc-perf all --schemes mem`"
             .to_owned()),
         _ => Ok(address),
+    }
+}
+
+fn destination(text: &str) -> Result<Destination, String> {
+    match text.parse().map_err(|error| format!("{error}"))? {
+        Destination::Server(_) => between_processes(text).map(Destination::Server),
+        name => Ok(name),
     }
 }
 

@@ -64,18 +64,20 @@ async fn one(
     if let Some(cpus) = pinned {
         cores::pin(cpus.client);
     }
-    let target = |address: &str, scope| Target {
-        scheme: word(scheme),
-        address: address.to_owned(),
-        scope,
-        cpus,
-        options: Arc::clone(&options),
+    let target = |address: &str, scope| -> Result<Target> {
+        Ok(Target {
+            scheme: word(scheme),
+            address: address.parse()?,
+            scope,
+            cpus,
+            options: Arc::clone(&options),
+        })
     };
     let server_cpu = pinned.map(|cpus| cpus.server);
     let listen = match scheme {
         Scheme::Mem => {
             let server = LocalServer::start(options.poll, server_cpu).await?;
-            return target(server.address(), Scope::Thread).run(progress).await;
+            return target(server.address(), Scope::Thread)?.run(progress).await;
         }
         Scheme::Shm => format!("shm://rpc-perf-{}", std::process::id()),
         Scheme::Tcp => "tcp://127.0.0.1:0".to_owned(),
@@ -91,7 +93,7 @@ async fn one(
         arguments.extend(["--cpu", cpu]);
     }
     let mut server = ServerProcess::start(arguments)?;
-    let measured = target(server.address(), Scope::Process).run(progress).await;
+    let measured = target(server.address(), Scope::Process)?.run(progress).await;
     // When the server dies, calls fail first; its exit may be seen a moment later.
     if measured.is_err() {
         for _ in 0..1000 {
@@ -113,7 +115,7 @@ pub(crate) async fn client(options: &ClientOptions, output: &mut Output) -> Resu
     let measure = Arc::new(options.measure.clone());
     let target = Target {
         scheme: scheme_of(&options.address),
-        address: options.address.to_string(),
+        address: options.address.clone(),
         scope: Scope::Process,
         cpus,
         options: Arc::clone(&measure),

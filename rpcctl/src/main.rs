@@ -11,6 +11,7 @@ mod health;
 mod json;
 mod options;
 mod ping;
+mod resolve;
 mod target;
 mod text;
 mod top;
@@ -55,6 +56,7 @@ async fn command(options: &Options) -> Result<ExitCode> {
         Command::Call(call) => call::call(call, common).await.map(|()| done),
         Command::Health(health) => health::health(health, common).await,
         Command::Ping(ping) => ping::ping(ping, common).await.map(|()| done),
+        Command::Resolve(name) => resolve::resolve(name, common).await.map(|()| done),
         Command::Top(top) => top::top(top, common).await.map(|()| done),
         Command::Cert(Cert::Dev(dev)) => cert::dev(dev).map(|()| done),
         Command::Cert(Cert::Show(show)) => cert::show(show, common).map(|()| done),

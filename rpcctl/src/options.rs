@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rpc_core::identity::Credentials;
 use rpc_core::{Address, Metadata};
+use rpc_discovery::Destination;
 
 /// Maximum number of bytes read from a file with metadata: more than a call can have.
 const MOST_FILE_BYTES: u64 = 1 << 17;
@@ -117,6 +118,8 @@ pub(crate) enum Command {
     Health(Health),
     /// Measures round-trip times
     Ping(Ping),
+    /// Shows the servers of a name: address, state, weight, zone, and how long they are so
+    Resolve(Resolve),
     /// Shows the load of a server, refreshed periodically
     Top(Top),
     /// Makes and shows certificates
@@ -162,14 +165,14 @@ pub(crate) struct CertShow {
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// auto://host:port, tcp://host:port, shm://name, ..
+    /// auto://host:port, tcp://host:port, shm://name, .., or a name: etcd://host:port/prefix
     #[arg(value_parser = address)]
     pub(crate) address: String,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Describe {
-    /// auto://host:port, tcp://host:port, shm://name, ..
+    /// auto://host:port, tcp://host:port, shm://name, .., or a name: etcd://host:port/prefix
     #[arg(value_parser = address)]
     pub(crate) address: String,
     /// SERVICE or SERVICE.METHOD [default: all services]
@@ -178,7 +181,7 @@ pub(crate) struct Describe {
 
 #[derive(Debug, Args)]
 pub(crate) struct Call {
-    /// auto://host:port, tcp://host:port, shm://name, ..
+    /// auto://host:port, tcp://host:port, shm://name, .., or a name: etcd://host:port/prefix
     #[arg(value_parser = address)]
     pub(crate) address: String,
     /// SERVICE.METHOD
@@ -192,7 +195,7 @@ pub(crate) struct Call {
 
 #[derive(Debug, Args)]
 pub(crate) struct Health {
-    /// auto://host:port, tcp://host:port, shm://name, ..
+    /// auto://host:port, tcp://host:port, shm://name, .., or a name: etcd://host:port/prefix
     #[arg(value_parser = address)]
     pub(crate) address: String,
     /// The service [default: the whole server]
@@ -205,7 +208,7 @@ pub(crate) struct Health {
 
 #[derive(Debug, Args)]
 pub(crate) struct Ping {
-    /// auto://host:port, tcp://host:port, shm://name, ..
+    /// auto://host:port, tcp://host:port, shm://name, .., or a name: etcd://host:port/prefix
     #[arg(value_parser = address)]
     pub(crate) address: String,
     /// Number of round trips
@@ -217,8 +220,18 @@ pub(crate) struct Ping {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Resolve {
+    /// etcd://host:port,host:port/prefix, file:///path, auto://host:port, ..
+    #[arg(value_parser = name)]
+    pub(crate) name: String,
+    /// Show each change until Ctrl-C
+    #[arg(long)]
+    pub(crate) watch: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Top {
-    /// auto://host:port, tcp://host:port, shm://name, ..
+    /// auto://host:port, tcp://host:port, shm://name, .., or a name: etcd://host:port/prefix
     #[arg(value_parser = address)]
     pub(crate) address: String,
     /// Refresh interval, seconds
@@ -281,10 +294,15 @@ fn entry(name: &str, value: String) -> Result<(String, String), String> {
     Ok((name.to_owned(), value))
 }
 
-/// The address of a server in another process, as written.
+fn name(text: &str) -> Result<String, String> {
+    let resolver = rpc_discovery::resolver(text);
+    resolver.map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
+/// The address or name of servers in other processes, as written.
 fn address(text: &str) -> Result<String, String> {
-    match text.parse::<Address>().map_err(|error| error.to_string())? {
-        Address::Mem(_) => {
+    match text.parse::<Destination>().map_err(|error| error.to_string())? {
+        Destination::Server(Address::Mem(_)) => {
             Err("mem:// cannot be reached from another process: let the server also listen at \
                                 shm:// or auto:// (`bind_all`)"
                 .to_owned())

@@ -9,13 +9,14 @@ use rpc_core::reflect::{MethodInfo, ReflectClient, ServiceInfo};
 use rpc_core::security::Tls;
 use rpc_core::text::printable;
 use rpc_core::{Channel, Code, Codec, Metadata, Status};
+use rpc_discovery::Destination;
 use rpc_schema::Schema;
 use rpc_schema::text::parse;
 
 use crate::options::{CodecName, Common, ProtectionName};
 
 /// Default time limit for connecting, and for each look-up.
-const TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum similarity of a name that is suggested.
 const ALIKE: f64 = 0.75;
 
@@ -56,7 +57,8 @@ impl<'a> Target<'a> {
         }
         let builder =
             given().fold(builder, |builder, (name, value)| builder.metadata(name, value.clone()));
-        let channel = builder.connect(address).await;
+        let destination: Destination = address.parse()?;
+        let channel = destination.connect(builder).await;
         let channel = channel.map_err(|error| anyhow!("cannot connect to {address}: {error}"))?;
         Ok(Self { address, channel, timeout })
     }

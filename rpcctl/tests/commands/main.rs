@@ -527,6 +527,8 @@ fn a_wrong_command_line_fails_before_connecting() {
     for (arguments, expected) in [
         (&["list", "carrier-pigeon"][..], "a scheme is missing"),
         (&["list", "mem://store"], "listen at shm:// or auto://"),
+        (&["list", "etcd://a"], "the prefix of the keys is missing"),
+        (&["resolve", "kv"], "write etcd://"),
         (&["call", nobody, "echo"], "SERVICE.METHOD"),
         (&["call", nobody, "Store."], "SERVICE.METHOD"),
         (&["call", nobody, "Store.echo", "--json", "{"], "line 1"),
@@ -539,4 +541,34 @@ fn a_wrong_command_line_fails_before_connecting() {
     }
     let ended = Command::new(env!("CARGO_BIN_EXE_rpcctl")).args(["list", nobody]).output().unwrap();
     assert_eq!(ended.status.code(), Some(1));
+}
+
+#[test]
+fn the_servers_of_a_name_are_shown() {
+    let world = World::with_all("tcp");
+    let path = std::env::temp_dir().join(format!("rpcctl-servers-{}", std::process::id()));
+    let address = &world.address;
+    let text = format!("{address} weight=7 zone=a\ntcp://10.9.9.9:7 priority=2 draining\n");
+    std::fs::write(&path, text).unwrap();
+    let name = format!("file://{}", path.display());
+    let (is_good, stdout, stderr) = run("resolve", &name, &[], "");
+    assert!(is_good, "{stderr}");
+    let lines: Vec<_> = stdout.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            &*format!("{address}  ready  weight 7  priority 0  zone a  for 0 s"),
+            "tcp://10.9.9.9:7  draining  weight 100  priority 2  zone -  for 0 s",
+        ]
+    );
+    let (_, stdout, _) = run("resolve", &name, &["--output", "json"], "");
+    assert!(stdout.lines().next().unwrap().contains(r#""weight":7"#), "{stdout}");
+    // A name is taken wherever an address is: the server that drains gets no call.
+    let (is_good, stdout, stderr) = run("list", &name, &[], "");
+    assert!(is_good && stdout.contains("Store"), "{stdout}{stderr}");
+    std::fs::remove_file(&path).unwrap();
+    let (is_good, _, stderr) = run("resolve", &name, &[], "");
+    assert!(!is_good && stderr.contains("check that it exists"), "{stderr}");
+    let (is_good, _, stderr) = run("list", &name, &["--timeout", "5"], "");
+    assert!(!is_good && stderr.contains("check that it exists"), "{stderr}");
 }
