@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use rpc_core::{Address, Channel, ChannelBuilder, ConnectError};
 
-use crate::names::{NameError, resolver};
+use crate::name_error::NameError;
+use crate::names::resolver;
 
 /// One server, by its address, or all servers behind a name.
 ///
@@ -33,7 +34,7 @@ impl FromStr for Destination {
     fn from_str(text: &str) -> Result<Self, NameError> {
         let scheme = text.split_once("://").map_or("", |(scheme, _)| scheme);
         match scheme {
-            "etcd" | "file" => resolver(text).map(|_| Self::Name(text.to_owned())),
+            "etcd" | "file" | "srv" => resolver(text).map(|_| Self::Name(text.to_owned())),
             _ => match text.parse() {
                 Ok(address) => Ok(Self::Server(address)),
                 Err(error) => Err(NameError::new(text, format!("{error}"))),

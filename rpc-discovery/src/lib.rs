@@ -17,6 +17,7 @@
 //! | feature | default | content |
 //! |---|---|---|
 //! | `etcd` | yes | [`Etcd`]: watches a prefix, and registers servers below it |
+//! | `dns-srv` | no | `Srv`: SRV records in DNS |
 //!
 //! A registry may fail without harm: the servers that a channel knows stay. See the guide,
 //! "Discovery and balancing".
@@ -26,16 +27,22 @@ mod destination;
 mod etcd;
 #[cfg(feature = "etcd")]
 mod http;
+mod name_error;
 mod names;
-#[cfg(feature = "etcd")]
+#[cfg(any(feature = "etcd", feature = "dns-srv"))]
 mod protocol;
-#[cfg(feature = "etcd")]
+#[cfg(any(feature = "etcd", feature = "dns-srv"))]
 mod random;
+#[cfg(feature = "dns-srv")]
+mod srv;
 
 pub use self::destination::Destination;
 #[cfg(feature = "etcd")]
 pub use self::etcd::Etcd;
-pub use self::names::{NameError, resolver};
+pub use self::name_error::NameError;
+pub use self::names::resolver;
+#[cfg(feature = "dns-srv")]
+pub use self::srv::Srv;
 
 /// The examples of the README.
 #[cfg(doctest)]

@@ -3,21 +3,8 @@
 use std::sync::Arc;
 
 use rpc_core::client::resolve::{Dns, File, Resolve, StaticList};
-use rpc_core::text::printable;
 
-/// A name that no resolver can be made of.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("bad name `{name}`: {reason}")]
-pub struct NameError {
-    name: String,
-    reason: String,
-}
-
-impl NameError {
-    pub(crate) fn new(name: &str, reason: impl Into<String>) -> Self {
-        Self { name: printable(name).to_string(), reason: reason.into() }
-    }
-}
+use crate::name_error::NameError;
 
 /// The resolver of a name, for
 /// [`connect_balanced`](rpc_core::ChannelBuilder::connect_balanced). Nothing is looked up yet.
@@ -25,8 +12,9 @@ impl NameError {
 /// | name | servers |
 /// |---|---|
 /// | `etcd://host:port,host:port/prefix` | in etcd, below a prefix (feature `etcd`) |
+/// | `srv://_service._tcp.domain` | in SRV records of DNS (feature `dns-srv`) |
 /// | `file:///path` | in a file: [`File`] |
-/// | `auto://host:port`, `tcp://host:port`, `rdma://host:port` | all addresses of the host in DNS: [`Dns`] |
+/// | `auto://host:port`, or with `tcp`, `rdma` | all addresses of the host in DNS: [`Dns`] |
 /// | `shm://name`, `mem://name` | that one |
 ///
 /// # Errors
@@ -35,6 +23,7 @@ pub fn resolver(name: &str) -> Result<Arc<dyn Resolve>, NameError> {
     let wrong = |reason: &dyn std::fmt::Display| NameError::new(name, reason.to_string());
     match name.split_once("://").map_or("", |(scheme, _)| scheme) {
         "etcd" => etcd(name),
+        "srv" => srv(name),
         "file" => {
             let path = name.trim_start_matches("file://");
             match path.starts_with('/') {
@@ -52,12 +41,22 @@ pub fn resolver(name: &str) -> Result<Arc<dyn Resolve>, NameError> {
 
 #[cfg(feature = "etcd")]
 fn etcd(name: &str) -> Result<Arc<dyn Resolve>, NameError> {
-    Ok(Arc::new(name.parse::<crate::Etcd>()?))
+    Ok(Arc::new(name.parse::<crate::etcd::Etcd>()?))
 }
 
 #[cfg(not(feature = "etcd"))]
 fn etcd(name: &str) -> Result<Arc<dyn Resolve>, NameError> {
     Err(NameError::new(name, "this program was built without the feature `etcd`"))
+}
+
+#[cfg(feature = "dns-srv")]
+fn srv(name: &str) -> Result<Arc<dyn Resolve>, NameError> {
+    Ok(Arc::new(name.parse::<crate::srv::Srv>()?))
+}
+
+#[cfg(not(feature = "dns-srv"))]
+fn srv(name: &str) -> Result<Arc<dyn Resolve>, NameError> {
+    Err(NameError::new(name, "this program was built without the feature `dns-srv`"))
 }
 
 #[cfg(test)]
@@ -69,6 +68,8 @@ mod tests {
         for name in [
             #[cfg(feature = "etcd")]
             "etcd://a:1,b:2/rpc/kv",
+            #[cfg(feature = "dns-srv")]
+            "srv://_rpc._tcp.kv.example",
             "auto://kv.example:7471",
         ] {
             assert_eq!(resolver(name).unwrap().name(), name);
@@ -81,6 +82,8 @@ mod tests {
             ("file://etc/kv", "three slashes"),
             ("tcp://kv", "port"),
             ("etcd://a", "etcd"),
+            ("srv://", "srv"),
+            ("srv://a b", "srv"),
             ("a\u{7}b", "bad name"),
         ] {
             let error = resolver(name).unwrap_err().to_string();

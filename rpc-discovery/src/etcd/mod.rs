@@ -15,7 +15,7 @@ use rpc_core::transport::HostPort;
 
 use self::client::Client;
 use self::watch::Follower;
-use crate::NameError;
+use crate::name_error::NameError;
 use crate::protocol::etcd_follow::Follow;
 use crate::protocol::etcd_messages::{Range, RangeReply, list};
 
@@ -36,7 +36,8 @@ const PORT: u16 = 2379;
 /// `{"v":1,"address":"auto://10.0.0.5:7000","weight":100,"zone":"a","metadata":{}}`. Entries that
 /// cannot be read are left out, with a warning each.
 ///
-/// Needs etcd 3.4 or later and its JSON gateway, which is on by default. Requests are not encrypted.
+/// Needs etcd 3.4 or later and its JSON gateway, which is on by default. Requests are not
+/// encrypted.
 ///
 /// ```no_run
 /// # #[tokio::main(flavor = "current_thread")]
@@ -192,8 +193,8 @@ impl Etcd {
         self
     }
 
-    /// Time after which a server that no longer renews its registration is gone. Default 10 s; whole
-    /// seconds, at least 2.
+    /// Time after which a server that no longer renews its registration is gone. Default 10 s;
+    /// whole seconds, at least 2.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.announced.lease = lease;

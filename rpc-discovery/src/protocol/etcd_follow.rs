@@ -1,7 +1,7 @@
 //! The servers below a prefix in etcd, from what a list, a watch and checks of the watch say.
 //!
-//! Owns the entries and the revision that they are of. Decides whether a watch can be trusted; never
-//! asks anything itself.
+//! Owns the entries and the revision that they are of. Decides whether a watch can be trusted;
+//! never asks anything itself.
 //!
 //! Invariants:
 //! 1. A watch begins at the revision after that of the list before it. A revision is never carried

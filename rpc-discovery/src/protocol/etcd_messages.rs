@@ -143,7 +143,8 @@ impl Refusal {
     /// The token is not known, or no longer.
     pub(crate) const UNAUTHENTICATED: u32 = 16;
 
-    /// Whether another member may do it: this one has no leader, is about to stop, or is overloaded.
+    /// Whether another member may do it: this one has no leader, is about to stop, or is
+    /// overloaded.
     pub(crate) fn is_of_the_member(&self) -> bool {
         matches!(self.code, 4 | 8 | 14)
     }

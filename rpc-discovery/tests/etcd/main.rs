@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 mod cluster;
+mod fleet;
 mod process;
 mod proxy;
 mod registration;
