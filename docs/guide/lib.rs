@@ -18,6 +18,7 @@ chapters! {
     bidirectional_calls "bidirectional-calls.md"
     testing "testing.md"
     channels "channels.md"
+    discovery "discovery.md"
     interceptors "interceptors.md"
     operating "operating.md"
     security "security.md"

@@ -34,7 +34,7 @@ impl FromStr for Destination {
     fn from_str(text: &str) -> Result<Self, NameError> {
         let scheme = text.split_once("://").map_or("", |(scheme, _)| scheme);
         match scheme {
-            "etcd" | "file" | "srv" => resolver(text).map(|_| Self::Name(text.to_owned())),
+            "etcd" | "file" | "srv" | "k8s" => resolver(text).map(|_| Self::Name(text.to_owned())),
             _ => match text.parse() {
                 Ok(address) => Ok(Self::Server(address)),
                 Err(error) => Err(NameError::new(text, format!("{error}"))),

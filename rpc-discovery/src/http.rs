@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
-use hyper::client::conn::http1;
+use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::{CONTENT_TYPE, HOST, HeaderName, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use rpc_core::transport::HostPort;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
@@ -45,6 +46,44 @@ impl fmt::Display for HttpError {
     }
 }
 
+/// How a connection is protected.
+pub(crate) enum Security {
+    None,
+    #[cfg(feature = "kubernetes")]
+    Tls(tokio_rustls::TlsConnector),
+}
+
+#[cfg(feature = "kubernetes")]
+impl Security {
+    /// TLS with a server that has a certificate of one of these authorities (PEM).
+    ///
+    /// # Errors
+    /// What is wrong with the certificates.
+    pub(crate) fn tls(authorities: &[u8]) -> Result<Self, String> {
+        use std::sync::Arc;
+
+        use tokio_rustls::rustls::pki_types::CertificateDer;
+        use tokio_rustls::rustls::pki_types::pem::PemObject;
+        use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
+
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(authorities) {
+            let certificate = certificate.map_err(|error| format!("not PEM: {error:?}"))?;
+            roots.add(certificate).map_err(|error| error.to_string())?;
+        }
+        if roots.is_empty() {
+            return Err("there is no certificate in it".to_owned());
+        }
+        let provider = Arc::new(crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| error.to_string())?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Ok(Self::Tls(Arc::new(config).into()))
+    }
+}
+
 /// A request to one server.
 pub(crate) struct Asked<'a> {
     pub(crate) at: &'a HostPort,
@@ -54,6 +93,7 @@ pub(crate) struct Asked<'a> {
     /// JSON.
     pub(crate) body: String,
     pub(crate) limit: Duration,
+    pub(crate) security: &'a Security,
 }
 
 /// The head of an answer, and the body to come.
@@ -86,17 +126,21 @@ pub(crate) async fn ask(asked: Asked<'_>) -> Result<Answer, HttpError> {
 }
 
 async fn send(asked: Asked<'_>) -> Result<Answer, HttpError> {
-    let Asked { at, method, path, authorization, body, limit } = asked;
+    let Asked { at, method, path, authorization, body, limit, security } = asked;
     let failed = |error: &dyn fmt::Display| HttpError::new(at, error);
     let stream = TcpStream::connect((at.host.as_str(), at.port)).await;
     let stream = stream.map_err(|error| failed(&error))?;
     let _ = stream.set_nodelay(true);
-    let made = http1::handshake(TokioIo::new(stream)).await;
-    let (mut sender, connection) = made.map_err(|error| failed(&error))?;
-    let connection = Connection(tokio::spawn(async move {
-        // Why it ends is what the request fails with.
-        let _ = connection.await;
-    }));
+    let (mut sender, connection) = match security {
+        Security::None => begin(stream).await.map_err(|error| failed(&error))?,
+        #[cfg(feature = "kubernetes")]
+        Security::Tls(connector) => {
+            let name = at.host.clone().try_into();
+            let name = name.map_err(|_| failed(&"its host has no valid name for TLS"))?;
+            let stream = connector.connect(name, stream).await.map_err(|error| failed(&error))?;
+            begin(stream).await.map_err(|error| failed(&error))?
+        }
+    };
     let mut request = Request::new(Full::new(Bytes::from(body)));
     *request.method_mut() = method;
     *request.uri_mut() = path.parse().map_err(|error| failed(&error))?;
@@ -110,6 +154,19 @@ async fn send(asked: Asked<'_>) -> Result<Answer, HttpError> {
     let answer = sender.send_request(request).await.map_err(|error| failed(&error))?;
     let (head, body) = answer.into_parts();
     Ok(Answer { status: head.status, body, at: at.clone(), limit, _connection: connection })
+}
+
+/// HTTP over a connection.
+async fn begin<S>(stream: S) -> hyper::Result<(SendRequest<Full<Bytes>>, Connection)>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let connection = tokio::spawn(async move {
+        // Why it ends is what the request fails with.
+        let _ = connection.await;
+    });
+    Ok((sender, Connection(connection)))
 }
 
 impl Answer {

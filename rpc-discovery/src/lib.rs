@@ -18,6 +18,7 @@
 //! |---|---|---|
 //! | `etcd` | yes | [`Etcd`]: watches a prefix, and registers servers below it |
 //! | `dns-srv` | no | `Srv`: SRV records in DNS |
+//! | `kubernetes` | no | `Kubernetes`: the EndpointSlices of a service |
 //!
 //! A registry may fail without harm: the servers that a channel knows stay. See the guide,
 //! "Discovery and balancing".
@@ -25,13 +26,15 @@
 mod destination;
 #[cfg(feature = "etcd")]
 mod etcd;
-#[cfg(feature = "etcd")]
+#[cfg(any(feature = "etcd", feature = "kubernetes"))]
 mod http;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 mod name_error;
 mod names;
-#[cfg(any(feature = "etcd", feature = "dns-srv"))]
+#[cfg(any(feature = "etcd", feature = "dns-srv", feature = "kubernetes"))]
 mod protocol;
-#[cfg(any(feature = "etcd", feature = "dns-srv"))]
+#[cfg(any(feature = "etcd", feature = "dns-srv", feature = "kubernetes"))]
 mod random;
 #[cfg(feature = "dns-srv")]
 mod srv;
@@ -39,6 +42,8 @@ mod srv;
 pub use self::destination::Destination;
 #[cfg(feature = "etcd")]
 pub use self::etcd::Etcd;
+#[cfg(feature = "kubernetes")]
+pub use self::kubernetes::Kubernetes;
 pub use self::name_error::NameError;
 pub use self::names::resolver;
 #[cfg(feature = "dns-srv")]

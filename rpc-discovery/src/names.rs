@@ -13,6 +13,7 @@ use crate::name_error::NameError;
 /// |---|---|
 /// | `etcd://host:port,host:port/prefix` | in etcd, below a prefix (feature `etcd`) |
 /// | `srv://_service._tcp.domain` | in SRV records of DNS (feature `dns-srv`) |
+/// | `k8s:///namespace/service:port` | of a Kubernetes service (feature `kubernetes`) |
 /// | `file:///path` | in a file: [`File`] |
 /// | `auto://host:port`, or with `tcp`, `rdma` | all addresses of the host in DNS: [`Dns`] |
 /// | `shm://name`, `mem://name` | that one |
@@ -24,6 +25,7 @@ pub fn resolver(name: &str) -> Result<Arc<dyn Resolve>, NameError> {
     match name.split_once("://").map_or("", |(scheme, _)| scheme) {
         "etcd" => etcd(name),
         "srv" => srv(name),
+        "k8s" => kubernetes(name),
         "file" => {
             let path = name.trim_start_matches("file://");
             match path.starts_with('/') {
@@ -59,6 +61,16 @@ fn srv(name: &str) -> Result<Arc<dyn Resolve>, NameError> {
     Err(NameError::new(name, "this program was built without the feature `dns-srv`"))
 }
 
+#[cfg(feature = "kubernetes")]
+fn kubernetes(name: &str) -> Result<Arc<dyn Resolve>, NameError> {
+    Ok(Arc::new(name.parse::<crate::kubernetes::Kubernetes>()?))
+}
+
+#[cfg(not(feature = "kubernetes"))]
+fn kubernetes(name: &str) -> Result<Arc<dyn Resolve>, NameError> {
+    Err(NameError::new(name, "this program was built without the feature `kubernetes`"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,6 +82,8 @@ mod tests {
             "etcd://a:1,b:2/rpc/kv",
             #[cfg(feature = "dns-srv")]
             "srv://_rpc._tcp.kv.example",
+            #[cfg(feature = "kubernetes")]
+            "k8s:///shop/kv:rpc",
             "auto://kv.example:7471",
         ] {
             assert_eq!(resolver(name).unwrap().name(), name);
@@ -83,6 +97,7 @@ mod tests {
             ("tcp://kv", "port"),
             ("etcd://a", "etcd"),
             ("srv://", "srv"),
+            ("k8s://kv", "k8s"),
             ("srv://a b", "srv"),
             ("a\u{7}b", "bad name"),
         ] {

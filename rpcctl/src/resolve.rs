@@ -60,7 +60,8 @@ pub(crate) async fn resolve(options: &Resolve, common: &Common) -> Result<()> {
         };
         since = servers.iter().map(known).collect();
         if common.output == Output::Text {
-            writeln!(io::stdout(), "{} servers:", servers.len())?;
+            let noun = if servers.len() == 1 { "server" } else { "servers" };
+            writeln!(io::stdout(), "{} {noun}:", servers.len())?;
         }
         show(&servers, common.output, |server| since[&format!("{server:?}")].elapsed())?;
         last = Some(servers);

@@ -163,3 +163,22 @@ fn verbs_claims_have_tests_or_corrections() {
         }
     }
 }
+
+/// Each promise of the guide about servers and registries that fail is tested.
+#[test]
+fn what_happens_when_is_tested() {
+    let chapter = std::fs::read_to_string(root().join("docs/guide/src/discovery.md"));
+    let chapter = chapter.expect("the chapter");
+    let rows = rows_below(&chapter, "\n## What happens when");
+    assert!(rows.len() > 10, "the table is gone, or this test no longer reads it");
+    let code = sources(&["rpc-discovery", "rpc-core"]);
+    for row in rows {
+        let &[event, promise, tests] = &*row else { panic!("not three cells: {row:?}") };
+        assert!(!promise.is_empty(), "{event}");
+        let named: Vec<_> = tests.split('`').skip(1).step_by(2).collect();
+        assert!(!named.is_empty(), "no test for: {event}");
+        for name in named {
+            assert!(code.contains(&format!("fn {name}(")), "{event}: there is no test {name}");
+        }
+    }
+}

@@ -15,7 +15,7 @@ use rpc_core::transport::HostPort;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::http::{Answer, Asked, HttpError, LineReader, ask};
+use crate::http::{Answer, Asked, HttpError, LineReader, Security, ask};
 use crate::protocol::etcd_messages::{AuthenticateReply, Refusal, authenticate};
 
 /// Why etcd has not done what it was asked.
@@ -193,6 +193,7 @@ impl Client {
             authorization,
             body: body.to_string(),
             limit: self.limit,
+            security: &Security::None,
         };
         ask(asked).await.map_err(EtcdError::Unreachable)
     }

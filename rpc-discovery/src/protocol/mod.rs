@@ -13,9 +13,11 @@ pub(crate) mod etcd_messages;
 pub(crate) mod jitter;
 #[cfg(feature = "etcd")]
 pub(crate) mod lease;
-#[cfg(feature = "etcd")]
+#[cfg(any(feature = "etcd", feature = "kubernetes"))]
 pub(crate) mod lines;
 pub(crate) mod problems;
 pub(crate) mod reach;
 #[cfg(feature = "dns-srv")]
 pub(crate) mod records;
+#[cfg(feature = "kubernetes")]
+pub(crate) mod slices;
