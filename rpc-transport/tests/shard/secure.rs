@@ -1,30 +1,27 @@
 //! Connections whose ends must prove who they are, over every wire, with a fake handshake.
 
+mod changed;
+mod strangers;
+mod turns;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rpc_transport::address::Address;
 use rpc_transport::connect::schemes;
+use rpc_transport::device::Listener;
 use rpc_transport::device::connection_error::ConnectError;
-use rpc_transport::device::{Listener, SendOp};
 use rpc_transport::engine::establish::{AcceptError, Connected};
 use rpc_transport::engine::security::Security;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::LinkConfig;
-use rpc_transport::protocol::credit::Grant;
-use rpc_transport::protocol::frame::{self, Kind};
 use rpc_transport::protocol::handshake::{Features, Offer};
+use rpc_transport::protocol::lock::FailureReason;
 use rpc_transport::protocol::lock::fake::{FakeFactory, FakeIdentity};
-use rpc_transport::protocol::lock::{
-    FailureReason, LockedLink, Parameters, Protection, Role, SetUp,
-};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
 use crate::probe::{Habit, Probe};
-use crate::raw::Raw;
 use crate::world::{End, PATIENCE, ProbeShard, WIRES, fresh_address, run, shard};
 
 /// Connects a client's shard to an address.
@@ -280,178 +277,6 @@ fn neither_end_steps_down_to_plain() {
     });
 }
 
-/// A raw client that keeps to the rules of set-up, and its part of the handshake.
-struct RawClient {
-    raw: Raw,
-    link: LockedLink,
-}
-
-impl RawClient {
-    async fn connect(address: &Address, scheme: &str) -> Self {
-        let features = Features::ARENA.with(Features::REPLY_SLOTS).with(Features::SECURE);
-        let offer = Offer::new(&config(), features, 7);
-        let request = offer.to_request();
-        let (raw, reply) = Raw::request(address, &request).await.unwrap();
-        let peer = Offer::from_reply(&reply).unwrap();
-        let (place, protection) = ("", Protection::Authenticate);
-        let set_up =
-            SetUp { request: &request, reply: &reply, scheme, place, protection, exchange: None };
-        let parameters = Parameters::new(Role::Client, &set_up);
-        let factory = FakeFactory::new(1, "client");
-        let link = LockedLink::new(&factory, parameters, None, [&offer, &peer]).unwrap();
-        Self { raw, link }
-    }
-
-    /// Sends what is due.
-    fn send(&mut self) {
-        while let Some(frame) = self.link.poll_transmit() {
-            self.raw.post(SendOp::Send, &frame);
-        }
-    }
-
-    /// Takes the server's part of the handshake.
-    async fn receive(&mut self) {
-        while !self.link.is_finish_due() {
-            for (imm, frame) in self.raw.bytes_of_frames().await {
-                self.link.on_frame(imm, &frame).unwrap();
-            }
-        }
-    }
-}
-
-/// A server's error about a raw client that does `act` at some point of the handshake, and the last
-/// frame that it sends to the client, if any.
-async fn provoked(act: impl AsyncFnOnce(&mut RawClient)) -> (AcceptError, Option<Vec<u8>>) {
-    let mut world = World::new("tcp").await;
-    let (address, theirs) = (world.address.clone(), server());
-    let probe = Probe::new(Habit::Echo);
-    let record = probe.record();
-    let accept = accept(&world.far, &mut *world.listener, probe, Some(&theirs));
-    let mut last = None;
-    let client = async {
-        let mut client = RawClient::connect(&address, "tcp").await;
-        act(&mut client).await;
-        loop {
-            last = client.raw.bytes_of_frames().await.pop().map(|(_, frame)| frame);
-        }
-    };
-    let accepted = tokio::select! {
-        accepted = accept => accepted,
-        () = client => unreachable!(),
-    };
-    assert_eq!((record.events().established, record.events().received), (0, 0));
-    world.check_works().await;
-    world.end().await;
-    (accepted.unwrap_err(), last)
-}
-
-#[test]
-fn a_call_before_unlocked_reaches_nobody() {
-    run("early call", async {
-        let call = [&frame::header(Kind::Data, Grant::default())[..], b"call"].concat();
-        let (error, frame) = provoked(async |client| {
-            client.raw.post(SendOp::Send, &call);
-        })
-        .await;
-        assert!(error.to_string().contains("Data frame on a locked connection"), "{error}");
-        assert_eq!(frame.unwrap()[0], 6);
-        // Between the flights, and behind the last one.
-        let (error, frame) = provoked(async |client| {
-            client.send();
-            client.receive().await;
-            client.raw.post(SendOp::Send, &call);
-        })
-        .await;
-        assert!(error.to_string().contains("Data frame on a locked connection"), "{error}");
-        assert_eq!(frame.unwrap()[0], 8, "the server has keys, so the reason is sealed");
-    });
-}
-
-#[test]
-fn garbage_at_each_level_ends_the_handshake() {
-    run("garbage", async {
-        for level in [0, 1, 2, 0xff] {
-            let garbage = [&frame::handshake_header(level, 0)[..], &[0x5a; 100]].concat();
-            let (error, _) = provoked(async |client| {
-                client.raw.post(SendOp::Send, &garbage);
-            })
-            .await;
-            assert!(matches!(error, AcceptError::Handshake(_)), "{error}");
-            let (error, _) = provoked(async |client| {
-                client.send();
-                client.receive().await;
-                client.raw.post(SendOp::Send, &garbage);
-            })
-            .await;
-            assert!(matches!(error, AcceptError::Handshake(_)), "{error}");
-        }
-    });
-}
-
-/// More than a window of frames, before the server looks at the first one.
-#[test]
-fn a_flood_before_unlocked_is_cut_off() {
-    run("flood", async {
-        let (error, _) = provoked(async |client| {
-            for number in 0..11 {
-                let frame = [&frame::handshake_header(0, number)[..], &[1, 0, 0xff, 0]].concat();
-                client.raw.post(SendOp::Send, &frame);
-            }
-            client.raw.post(SendOp::Send, &frame::handshake_header(0, 0));
-        })
-        .await;
-        assert!(error.to_string().contains("too many"), "{error}");
-    });
-}
-
-#[test]
-fn silent_clients_leave_room_for_others() {
-    run("half open", async {
-        const CROWD: u32 = 100;
-        let mut world = World::for_connections("tcp", CROWD + 4).await;
-        let mut crowd = Vec::new();
-        for number in 0..CROWD {
-            let probe = Probe::new(Habit::Echo);
-            let (shard, address) = (Arc::clone(&world.far), world.address.clone());
-            let (incoming, client) =
-                tokio::join!(world.listener.incoming(), RawClient::connect_unfinished(address));
-            let incoming = incoming.unwrap();
-            let accept = tokio::spawn(async move {
-                shard.accept_with(incoming, &config(), probe, Some(&server())).await
-            });
-            let mut client = client.finish().await;
-            if number % 2 == 0 {
-                client.send();
-            }
-            crowd.push((client, accept));
-        }
-        world.check_works().await;
-        for (client, accept) in crowd {
-            assert!(!accept.is_finished(), "a handshake without its last message ended");
-            accept.abort();
-            assert!(accept.await.unwrap_err().is_cancelled());
-            drop(client);
-        }
-        world.check_works().await;
-        world.end().await;
-    });
-}
-
-struct Unfinished(JoinHandle<RawClient>);
-
-impl Unfinished {
-    async fn finish(self) -> RawClient {
-        self.0.await.unwrap()
-    }
-}
-
-impl RawClient {
-    /// Begins to connect.
-    async fn connect_unfinished(address: Address) -> Unfinished {
-        Unfinished(tokio::spawn(async move { Self::connect(&address, "tcp").await }))
-    }
-}
-
 #[test]
 fn a_silent_server_is_given_up() {
     run("silent server", async {
@@ -551,109 +376,6 @@ fn a_server_that_goes_away_fails_the_connect() {
             world.check_works().await;
             world.end().await;
         }
-    });
-}
-
-/// Forwards one connection, and changes one byte of what a direction sends.
-async fn proxy(listener: &TcpListener, to: SocketAddr, from_client: bool, changed: usize) {
-    let (mut near, _) = listener.accept().await.unwrap();
-    let mut far = TcpStream::connect(to).await.unwrap();
-    let (mut near_read, mut near_write) = near.split();
-    let (mut far_read, mut far_write) = far.split();
-    let copy = async |read: &mut tokio::net::tcp::ReadHalf<'_>,
-                      write: &mut tokio::net::tcp::WriteHalf<'_>,
-                      changed: Option<usize>| {
-        let (mut at, mut bytes) = (0, [0; 4096]);
-        while let Ok(len @ 1..) = read.read(&mut bytes).await {
-            if let Some(changed) = changed
-                && (at..at + len).contains(&changed)
-            {
-                bytes[changed - at] ^= 1;
-            }
-            at += len;
-            if write.write_all(&bytes[..len]).await.is_err() {
-                break;
-            }
-        }
-        let _ = write.shutdown().await;
-    };
-    let up = copy(&mut near_read, &mut far_write, from_client.then_some(changed));
-    let down = copy(&mut far_read, &mut near_write, (!from_client).then_some(changed));
-    tokio::join!(up, down);
-}
-
-/// Where the private data lies among the first bytes of a direction: found by its magic.
-async fn private_data_at(world: &mut World, from_client: bool) -> usize {
-    let to = world.socket();
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let near: Address = format!("tcp://{}", listener.local_addr().unwrap()).parse().unwrap();
-    let seen = async {
-        let (mut client, _) = listener.accept().await.unwrap();
-        let mut far = TcpStream::connect(to).await.unwrap();
-        let mut seen = [Vec::new(), Vec::new()];
-        let mut bytes = [0; 4096];
-        loop {
-            let which = tokio::select! {
-                len = async {
-                    let len = client.read(&mut bytes).await.unwrap();
-                    (0, len)
-                } => len,
-            };
-            seen[which.0].extend_from_slice(&bytes[..which.1]);
-            far.write_all(&bytes[..which.1]).await.unwrap();
-            let find = |bytes: &[u8]| bytes.windows(4).position(|magic| magic == b"RPCr");
-            if let Some(at) = find(&seen[0]) {
-                if from_client {
-                    return at;
-                }
-                loop {
-                    let len = far.read(&mut bytes).await.unwrap();
-                    seen[1].extend_from_slice(&bytes[..len]);
-                    if let Some(at) = find(&seen[1]) {
-                        return at;
-                    }
-                }
-            }
-        }
-    };
-    let (ours, theirs) = (client(), server());
-    let connect = connect(&world.near, &near, Probe::new(Habit::Keep), Some(&ours), PATIENCE);
-    let probe = Probe::new(Habit::Keep);
-    let accept = accept(&world.far, &mut *world.listener, probe, Some(&theirs));
-    tokio::select! {
-        at = seen => at,
-        _ = connect => panic!("connected to a listening tap"),
-        () = async { let _ = accept.await; std::future::pending().await } => unreachable!(),
-    }
-}
-
-#[test]
-fn each_changed_byte_of_set_up_is_found() {
-    run("changed bytes", async {
-        let mut world = World::for_connections("tcp", 64).await;
-        for from_client in [true, false] {
-            let start = private_data_at(&mut world, from_client).await;
-            for byte in 0..rpc_transport::protocol::handshake::OFFER_BYTES {
-                world.listen_anew("tcp").await;
-                let to = world.socket();
-                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-                let near = format!("tcp://{}", listener.local_addr().unwrap()).parse().unwrap();
-                let [near_probe, far_probe] = probes();
-                let records = [near_probe.record(), far_probe.record()];
-                let (ours, theirs) = (client(), server());
-                let securities = [Some(&ours), Some(&theirs)];
-                let meet = world.meet_at(&near, securities, [near_probe, far_probe]);
-                let proxied = proxy(&listener, to, from_client, start + byte);
-                let (met, ()) = tokio::join!(meet, proxied);
-                assert!(met.0.is_err() && met.1.is_err(), "{from_client} {byte}: {met:?}");
-                for record in records {
-                    assert_eq!(record.events().established, 0, "{from_client} {byte}");
-                }
-            }
-        }
-        world.listen_anew("tcp").await;
-        world.check_works().await;
-        world.end().await;
     });
 }
 

@@ -32,6 +32,28 @@ fn link(own: &LinkConfig, peer: &LinkConfig, now: Instant) -> Link {
     Link::new(own, &agreed, now).unwrap()
 }
 
+/// UNLOCKED is one of the window: its credit comes back like any other.
+#[test]
+fn unlocked_spends_and_returns_a_credit() {
+    let mut pair = Pair::new(&LinkConfig::default());
+    let [server, client] = &mut pair.ends;
+    let unlocked = server.unlock(&frame::unlocked_header()).unwrap();
+    assert_eq!(unlocked.frame.parts().0, frame::unlocked_header());
+    drop(unlocked);
+    assert!(server.unlock(&frame::unlocked_header()).is_none(), "it is the first frame");
+    client.on_unlocked().unwrap();
+    assert_eq!((server.credits.counters().data_credits, client.owed_data()), (7, 1));
+    pair.submit(1, Lane::Small, 1, 10);
+    pair.run();
+    assert_eq!(pair.ends[0].credits.counters().data_credits, 8);
+    // And the server cannot send more than the window of which it took one.
+    let mut pair = Pair::new(&LinkConfig::default());
+    let _unlocked = pair.ends[0].unlock(&frame::unlocked_header()).unwrap();
+    (0..8).for_each(|tag| pair.submit(0, Lane::Small, tag, 10));
+    pair.pump(0);
+    assert_eq!(pair.wires[1].len(), 7);
+}
+
 impl Pair {
     fn new(config: &LinkConfig) -> Self {
         let now = Instant::now();

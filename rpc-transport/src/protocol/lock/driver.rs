@@ -171,7 +171,8 @@ pub trait Handshake: Send {
     /// user, and does not count as computing.
     ///
     /// # Errors
-    /// [`HandshakeFailure`], such as [`Denied`](crate::device::handshake_failure::FailureReason::Denied).
+    /// [`HandshakeFailure`], such as one by
+    /// [`Denied`](crate::device::handshake_failure::FailureReason::Denied).
     fn finish(&mut self) -> Result<Secured, HandshakeFailure>;
 }
 

@@ -5,7 +5,7 @@
 //! the handshake is complete.
 //!
 //! ```text
-//! 0 "rpcr" | 4 version u8 | 5 protection u8 | 6 route u8 | 7 zero | 8 set-up [32] | 40 exchange [20]
+//! 0 "rpcr" | 4 version u8 | 5 protection u8 | 6 route u8 | 7 zero | 8 set-up | 40 exchange
 //! ```
 //!
 //! The first hash is SHA-256 over a label, the request, the reply, the scheme, the place and the
