@@ -249,9 +249,13 @@ impl<P: UpperLayer> Shard<P> {
             let left = timeout.saturating_sub(since.elapsed());
             let unlocking = self.unlock(key, Role::Client, security, sent);
             let unlocked = tokio::time::timeout(left, unlocking).await.map_err(|_| late())?;
-            let (secured, _) = unlocked.map_err(failed)?;
-            self.on_unlocked(key, config, &agreed, &peer, &secured)?;
-            proven = Some(secured);
+            let opened = unlocked.map_err(failed).and_then(|(secured, _)| {
+                self.on_unlocked(key, config, &agreed, &peer, &secured)?;
+                Ok(secured)
+            });
+            // The reason of a server that left right behind UNLOCKED.
+            let parting = |error| self.parting(key).map_or(error, |cause| failed(ended(cause)));
+            proven = Some(opened.map_err(parting)?);
         } else {
             self.prepare(key, config, &agreed, &peer)?;
             self.bring_up(key, qp, established)?;

@@ -131,6 +131,11 @@ impl<P: UpperLayer> Shard<P> {
         let _ = tokio::time::timeout(REFUSAL_LIMIT, sent).await;
     }
 
+    /// The reason in a Close that arrived behind UNLOCKED and that no link has seen.
+    pub(super) fn parting(&self, key: ConnectionKey) -> Option<CloseCause> {
+        self.lock().connection(key)?.take_parting()
+    }
+
     /// Sends frames until something has happened.
     ///
     /// # Errors
@@ -176,7 +181,7 @@ fn scheme(device: &dyn Device) -> String {
 pub(super) fn ended(cause: CloseCause) -> HandshakeFailure {
     let reason = match cause {
         CloseCause::Protocol(_) => FailureReason::BrokenRule,
-        CloseCause::Disconnected => FailureReason::RefusedByPeer,
+        CloseCause::Disconnected | CloseCause::Peer(_) => FailureReason::RefusedByPeer,
         _ => FailureReason::Internal,
     };
     HandshakeFailure::new(reason, format!("the connection ended during the handshake: {cause}"), "")

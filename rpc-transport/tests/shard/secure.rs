@@ -16,6 +16,7 @@ use rpc_transport::engine::establish::{AcceptError, Connected};
 use rpc_transport::engine::security::Security;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::LinkConfig;
+use rpc_transport::protocol::frame::{CloseCode, CloseReason};
 use rpc_transport::protocol::handshake::{Features, Offer};
 use rpc_transport::protocol::lock::FailureReason;
 use rpc_transport::protocol::lock::fake::{FakeFactory, FakeIdentity};
@@ -198,6 +199,39 @@ fn a_server_may_send_right_behind_unlocked() {
             }
             world.far.release(far.unwrap().key);
             end.leave().await;
+            world.end().await;
+        }
+    });
+}
+
+#[test]
+fn a_server_that_closes_at_once_says_why() {
+    run("closed at once", async {
+        for wire in WIRES.repeat(20) {
+            let mut world = World::new(wire).await;
+            let [near, far] = probes();
+            let record = near.record();
+            let (ours, theirs) = (client(), server());
+            let connect = connect(&world.near, &world.address, near, Some(&ours), PATIENCE);
+            let accept = async {
+                let accepted = accept(&world.far, &mut *world.listener, far, Some(&theirs)).await;
+                let key = accepted.unwrap().key;
+                world.far.close(key, CloseReason::new(CloseCode::ShuttingDown, "for the night"));
+                key
+            };
+            let (connected, key) = tokio::join!(connect, accept);
+            let why = match connected {
+                Ok(connected) => {
+                    let (shard, key) = (Arc::clone(&world.near), connected.key);
+                    let end = End { shard, key, record };
+                    let cause = end.cause().await.to_string();
+                    end.leave().await;
+                    cause
+                }
+                Err(error) => error.to_string(),
+            };
+            assert!(why.contains("ShuttingDown: for the night"), "{wire}: {why}");
+            world.far.release(key);
             world.end().await;
         }
     });

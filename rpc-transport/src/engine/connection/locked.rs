@@ -20,7 +20,8 @@ use crate::device::connection_error::CloseCause;
 use crate::device::{CompletionQueue, PeerIdentity};
 use crate::engine::upper::UpperLayer;
 use crate::message::received::Message;
-use crate::protocol::frame::{CONTROL_FRAME_MAX_BYTES, Kind};
+use crate::protocol::frame::{self, CONTROL_FRAME_MAX_BYTES, Frame, Kind};
+use crate::protocol::handshake::Features;
 use crate::protocol::link::{Inbound, Link, OnReturn};
 use crate::protocol::lock::{MAX_BYTES, MAX_FRAMES};
 
@@ -103,6 +104,16 @@ impl<P: UpperLayer> Connection<P> {
     /// The next frame that arrived, also from a connection that has ended since.
     pub(crate) fn take_arrived(&mut self) -> Option<Arrived> {
         self.locked.as_mut()?.inbox.pop_front()
+    }
+
+    /// The cause that a Close gives which arrived behind UNLOCKED.
+    pub(crate) fn take_parting(&mut self) -> Option<CloseCause> {
+        let locked = self.locked.as_mut().filter(|locked| locked.is_unlocking)?;
+        let last = locked.inbox.drain(..).next_back()?;
+        match frame::parse(&last.bytes, last.imm, Features::NONE) {
+            Ok((Frame::Close(reason), _)) => Some(closed_by_peer(&reason)),
+            _ => None,
+        }
     }
 
     /// Posts frames as far as the SQ has room. Returns whether all were sent.
