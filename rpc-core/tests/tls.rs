@@ -17,7 +17,7 @@ use rpc_core::server::Allow;
 use rpc_core::stats::StatsHandle;
 use rpc_core::{
     Channel, ChannelBuilder, Code, ConnectError, Context, LinkConfig, ListenError, Server,
-    ServerBuilder,
+    ServerBuilder, Status,
 };
 use test_kit::Watchdog;
 use test_kit::certificates::rcgen::{ExtendedKeyUsagePurpose, KeyPair, date_time_ymd};
@@ -34,6 +34,7 @@ trait Store {
     async fn get(&self) -> u64;
     async fn put(&self, value: Vec<u8>) -> u64;
     async fn who(&self) -> (Option<String>, String);
+    async fn call_back(&self) -> Result<(Option<String>, String), Status>;
 }
 
 #[derive(Default)]
@@ -54,6 +55,11 @@ impl Store for Shelf {
         let caller = context.identity().expect("somebody calls");
         let id = caller.spiffe().map(ToString::to_string);
         (id, format!("{:?}", caller.protection()))
+    }
+
+    async fn call_back(&self) -> Result<(Option<String>, String), Status> {
+        let caller = Context::current().connection().expect("a connection").channel();
+        StoreClient::new(caller).who().await
     }
 }
 
@@ -264,6 +270,19 @@ fn rules_name_callers_by_their_certificates() {
         let other = Channel::builder().tls(tls(&other, &world.ca).expect_peer(KV));
         let other = StoreClient::new(other.connect(&at).await.unwrap());
         assert_eq!(other.get().await.unwrap_err().code(), Code::PermissionDenied);
+    });
+}
+
+#[test]
+fn a_client_that_serves_knows_its_server() {
+    everywhere("calls to a client", async |scheme| {
+        let world = World::new();
+        let (at, _) = serve(world.server(), scheme).await;
+        let allow = Allow::nobody().rule(&[KV], &["Store.who"]).unwrap();
+        let served = Server::builder().allow(allow).add_service(StoreServer::new(Shelf::default()));
+        let channel = world.client().serve_with(served).connect(&at).await.unwrap();
+        let (id, _) = StoreClient::new(channel).call_back().await.unwrap();
+        assert_eq!(id.as_deref(), Some(KV));
     });
 }
 

@@ -185,6 +185,7 @@ mod tests {
         };
         assert!(matches("spiffe://a/ns/*/sa/cart", "spiffe://a/ns/shop/sa/cart"));
         assert!(matches("spiffe://a/x", "spiffe://a/x"));
+        assert!(!matches("spiffe://a/x/*", "spiffe://a/x"));
         for other in [
             "spiffe://b/ns/shop/sa/cart",
             "spiffe://a/ns/shop/sa/cart/x",

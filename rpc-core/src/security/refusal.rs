@@ -89,6 +89,9 @@ fn refusal(error: &Error) -> Refusal {
                 quoted(&format!("{what:?}"))
             ),
         ),
+        Error::FailedToGetRandomBytes | Error::FailedToGetCurrentTime => {
+            Refusal::new(FailureReason::Internal, format!("TLS fails at this end: {error}"))
+        }
         error => Refusal::new(
             BrokenRule,
             format!(
