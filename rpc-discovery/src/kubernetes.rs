@@ -61,9 +61,9 @@ pub struct Kubernetes {
 impl FromStr for Kubernetes {
     type Err = NameError;
 
-    /// Reads `k8s:///namespace/service:port`, or `k8s://host:port/namespace/service:port` for an API
-    /// server that is reached without TLS, such as `kubectl proxy`. The port is a name or a number;
-    /// it may be left out if the service has only one.
+    /// Reads `k8s:///namespace/service:port`, or `k8s://host:port/namespace/service:port` for an
+    /// API server that is reached without TLS, such as `kubectl proxy`. The port is a name or a
+    /// number; it may be left out if the service has only one.
     fn from_str(name: &str) -> Result<Self, NameError> {
         let wrong = || NameError::new(name, "write k8s:///namespace/service:port");
         let rest = name.strip_prefix("k8s://").ok_or_else(wrong)?;
@@ -110,8 +110,8 @@ impl Kubernetes {
         self
     }
 
-    /// Calls the API server over TLS, and trusts the certificates in this file (PEM). Default: those
-    /// of the pod, or no TLS if the name has an API server.
+    /// Calls the API server over TLS, and trusts the certificates in this file (PEM). Default:
+    /// those of the pod, or no TLS if the name has an API server.
     #[must_use]
     pub fn ca_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.ca_file = Some(path.into());

@@ -50,6 +50,6 @@ pub use self::names::resolver;
 pub use self::srv::Srv;
 
 /// The examples of the README.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "etcd"))]
 #[doc = include_str!("../README.md")]
 mod readme {}

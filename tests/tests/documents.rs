@@ -169,8 +169,9 @@ fn verbs_claims_have_tests_or_corrections() {
 fn what_happens_when_is_tested() {
     let chapter = std::fs::read_to_string(root().join("docs/guide/src/discovery.md"));
     let chapter = chapter.expect("the chapter");
-    let rows = rows_below(&chapter, "\n## What happens when");
-    assert!(rows.len() > 10, "the table is gone, or this test no longer reads it");
+    let tables = ["What happens when", "With DNS", "With Kubernetes"];
+    let rows = tables.map(|table| rows_below(&chapter, &format!("\n## {table}\n"))).concat();
+    assert!(rows.len() > 20, "a table is gone, or this test no longer reads it");
     let code = sources(&["rpc-discovery", "rpc-core"]);
     for row in rows {
         let &[event, promise, tests] = &*row else { panic!("not three cells: {row:?}") };

@@ -137,11 +137,12 @@ impl Register for Etcd {
                 (Box::pin(server.leaving()), Box::pin(server.draining()));
             loop {
                 let step = lease.step(Instant::now().into_std());
-                let is_draining = lease.is_draining();
+                // A request that was given up might overwrite the next one.
+                let may_drain = !lease.is_draining() && matches!(step, Step::Wait(_));
                 tokio::select! {
                     biased;
                     () = &mut leaving => break,
-                    () = &mut draining, if !is_draining => lease.drain(),
+                    () = &mut draining, if may_drain => lease.drain(),
                     done = self.renew(&client, &mut lease, step, &key, &announced) => {
                         let Err(error) = done else { continue };
                         let now = Instant::now().into_std();
