@@ -10,6 +10,9 @@
 
 use std::time::{Duration, Instant};
 
+/// Time between two leases that have ended before they began.
+const GRANT_AGAIN: Duration = Duration::from_secs(1);
+
 /// The next request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -82,7 +85,13 @@ impl Lease {
         self.failures = 0;
         let seconds = u64::try_from(seconds).unwrap_or(0).min(1 << 20);
         if seconds == 0 {
-            return self.forget();
+            let was_held = self.id.is_some();
+            self.forget();
+            if !was_held {
+                // Asked again at once, it would be no different.
+                self.on_failed(now, false, GRANT_AGAIN);
+            }
+            return;
         }
         self.id = Some(id);
         self.duration = Duration::from_secs(seconds);
@@ -162,6 +171,18 @@ mod tests {
             assert_eq!(lease.step(then), Step::Grant, "{how}");
             lease.on_lease(then, 8, 9);
             assert_eq!(lease.step(then), Step::Put(8), "{how}");
+        }
+    }
+
+    #[test]
+    fn leases_without_time_are_no_storm() {
+        let now = Instant::now();
+        let mut lease = Lease::default();
+        for second in 0..3 {
+            let now = now + second * SECOND;
+            assert_eq!(lease.step(now), Step::Grant);
+            lease.on_lease(now, 7, 0);
+            assert_eq!(lease.step(now), Step::Wait(now + SECOND));
         }
     }
 
