@@ -140,6 +140,12 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     pub(crate) server: ServerArgs,
+
+    /// Serve with TLS: a directory with server.pem, server-key.pem and ca.pem. It encrypts nothing
+    /// yet
+    #[cfg(feature = "tls")]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) tls: Option<PathBuf>,
 }
 
 /// The options that every client command needs to connect.
@@ -171,6 +177,10 @@ pub(crate) struct ConnectArgs {
     /// How arguments and results are encoded
     #[arg(long, value_enum, default_value_t, help_heading = "Connection")]
     pub(crate) codec: CodecName,
+
+    #[cfg(feature = "tls")]
+    #[command(flatten)]
+    pub(crate) tls: examples::tls::ClientTls,
 }
 
 #[derive(Debug, Args)]

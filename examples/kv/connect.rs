@@ -34,6 +34,14 @@ async fn connect_with(
         .poll_mode(args.poll.into())
         .link(link())
         .default_timeout(timeout);
+    #[cfg(feature = "tls")]
+    let builder = match args.tls.load() {
+        Ok(None) => builder,
+        Ok(Some(tls)) => builder.tls(tls),
+        Err(error) => {
+            return Err(CommandError::Connect(rpc_core::ConnectError::Config(error.to_string())));
+        }
+    };
     let channel = if args.wait {
         args.address.connect_lazy(builder.wait_for_ready(true))
     } else {

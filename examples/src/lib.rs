@@ -7,4 +7,6 @@ pub mod logging;
 pub mod options;
 pub mod serving;
 pub mod testing;
+#[cfg(feature = "tls")]
+pub mod tls;
 pub mod units;
