@@ -61,7 +61,7 @@ pub struct HandshakeFailure {
     /// What is wrong, and what to do, for people at this end. Texts and names of the peer in it
     /// must be [`printable`](crate::text::printable).
     pub text: String,
-    /// What the peer is told, at most 100 bytes, such as "tls alert 48 unknown_ca".
+    /// The text that the peer receives, at most 100 bytes, such as "tls alert 48 unknown_ca".
     pub told: String,
 }
 

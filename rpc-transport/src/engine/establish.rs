@@ -454,7 +454,7 @@ impl<P: UpperLayer> Shard<P> {
         Ok(())
     }
 
-    /// A server's handshake is over: it has a link from now on, and tells the client.
+    /// A server's handshake is over: it has a link from now on, and notifies the client.
     fn send_unlocked(
         &self,
         key: ConnectionKey,

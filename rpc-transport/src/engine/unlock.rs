@@ -58,7 +58,7 @@ impl<P: UpperLayer> Shard<P> {
     /// first.
     ///
     /// # Errors
-    /// [`HandshakeFailure`]; the peer was told, where that was possible.
+    /// [`HandshakeFailure`]; the peer was notified, where that was possible.
     pub(super) async fn unlock(
         &self,
         key: ConnectionKey,
@@ -123,7 +123,7 @@ impl<P: UpperLayer> Shard<P> {
         }
     }
 
-    /// Tells the peer why this end gives up.
+    /// Reports to the peer why this end gives up.
     async fn refuse(&self, key: ConnectionKey, frame: Vec<u8>) {
         let mut outbox = VecDeque::from([frame]);
         let sent = self.exchange(key, &mut outbox, Until::Sent);
