@@ -57,15 +57,17 @@ class Settings:
             "-append", f"{KERNEL_ARGS} {clock} {loglevel} {self.kernel_args} {self.environment()}",
         ]
         if self.wire:
-            here, there = (os.path.join(self.wire, f"{node}.sock")
-                           for node in (self.node, "B" if self.node == "A" else "A"))
-            # romfile: its boot ROM is in a package that is only recommended, and useless here.
-            command += [
-                "-netdev", f"dgram,id=wire,local.type=unix,local.path={here},"
-                           f"remote.type=unix,remote.path={there}",
-                "-device", f"virtio-net-pci,netdev=wire,romfile=,host_mtu={self.mtu},"
-                           f"mac=52:54:00:09:00:0{1 if self.node == 'A' else 2}",
-            ]
+            # The second wire is for tests with two rails: eth1, which nothing configures.
+            for number in range(2):
+                here, there = (os.path.join(self.wire, f"{node}{number}.sock")
+                               for node in (self.node, "B" if self.node == "A" else "A"))
+                # romfile: its boot ROM is in a package that is only recommended, and useless here.
+                command += [
+                    "-netdev", f"dgram,id=wire{number},local.type=unix,local.path={here},"
+                               f"remote.type=unix,remote.path={there}",
+                    "-device", f"virtio-net-pci,netdev=wire{number},romfile=,host_mtu={self.mtu},"
+                               f"mac=52:54:00:09:0{number}:0{1 if self.node == 'A' else 2}",
+                ]
         if self.share:
             path = self.share.replace(",", ",,")
             command += ["-fsdev", f"local,id=share,security_model=none,path={path}",
