@@ -5,10 +5,10 @@
 //! numbers, and what it binds of the set-up. Never does cryptography: a [`Handshake`] does, which
 //! another crate implements. Never sends anything.
 
-mod driver;
+pub mod driver;
 #[cfg(any(test, feature = "model"))]
 pub mod fake;
-mod machine;
+pub mod machine;
 mod set_up;
 #[cfg(test)]
 mod tests;
