@@ -117,8 +117,8 @@ fn interceptors_and_stats_see_one_call() {
     crate::run(async {
         let World { shelf, channel, at_client, at_server, stats } = world().await;
         let store = new::StoreClient::new(channel.clone());
-        for id in 1..=3 {
-            assert_eq!(store.put(item(id)).metadata("key", "value").await, Ok(id as u32));
+        for id in 1..=3_u32 {
+            assert_eq!(store.put(item(id.into())).metadata("key", "value").await, Ok(id));
         }
         assert_eq!(shelf.runs.load(Ordering::SeqCst), 3);
         assert_eq!(*at_client.0.lock().unwrap(), [Code::Ok; 3]);
@@ -183,9 +183,9 @@ fn many_first_calls_at_once_all_work() {
     crate::run(async {
         let World { shelf, channel, .. } = world().await;
         let store = new::StoreClient::new(channel);
-        let calls = (1..=200).map(|id| {
-            let call = store.put(item(id)).start();
-            async move { assert_eq!(call.await, Ok(id as u32)) }
+        let calls = (1..=200_u32).map(|id| {
+            let call = store.put(item(id.into())).start();
+            async move { assert_eq!(call.await, Ok(id)) }
         });
         futures::future::join_all(calls.collect::<Vec<_>>()).await;
         assert_eq!(shelf.runs.load(Ordering::SeqCst), 200);
