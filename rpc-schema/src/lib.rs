@@ -1,11 +1,13 @@
 #![doc = include_str!("../README.md")]
 
+pub mod changes;
 pub mod hash;
 pub mod lines;
 mod minimal;
 pub mod plan;
 mod resolve;
 pub mod schema;
+pub mod services;
 pub mod text;
 pub mod value;
 

@@ -27,6 +27,9 @@ const MAX_PROBLEMS: usize = 16;
 /// Maximum length of the path of a problem, bytes. What is deeper is not listed.
 const MAX_PATH: usize = 1024;
 
+/// What is wrong with a variant that the reader lacks. Only its values are not read.
+pub(crate) const UNKNOWN_VARIANT: &str = "this variant of the writer is unknown here";
+
 /// The index of an [`Op`].
 pub(crate) type OpId = usize;
 
@@ -497,7 +500,7 @@ fn problems(ops: &[Op], root: OpId, refused: &[bool], is_whole: bool) -> Vec<Pro
             Op::Enum(all) if !is_whole => all.iter().for_each(|chosen| match chosen {
                 Chosen::Take { name, op, .. } => step(*op, format_args!("::{name}")),
                 Chosen::Missing(name) => {
-                    let what = "this variant of the writer is unknown here".to_owned();
+                    let what = UNKNOWN_VARIANT.to_owned();
                     problems.push(Problem { path: format!("{path}::{name}"), what });
                 }
                 Chosen::Other { .. } => {}
