@@ -1,8 +1,8 @@
 //! `rpcctl`: services from the command line.
 //!
 //! `options.rs` is the command line, and each command has a file. `target.rs` is the called server
-//! and the meaning of its refusals; `schema.rs` and `value.rs` convert JSON to arguments and
-//! results to JSON, using the server's description of its types.
+//! and the meaning of its refusals; `json.rs` converts JSON to arguments and results to JSON, using
+//! the server's description of its types.
 
 mod call;
 mod cert;
@@ -12,6 +12,7 @@ mod json;
 mod options;
 mod ping;
 mod resolve;
+mod schema;
 mod target;
 mod text;
 mod top;
@@ -23,7 +24,7 @@ use anyhow::Result;
 use clap::Parser;
 use rpc_core::text::printable;
 
-use self::options::{Cert, Command, Options};
+use self::options::{Cert, Command, Options, Schema};
 
 fn main() -> ExitCode {
     let options = Options::parse();
@@ -57,6 +58,8 @@ async fn command(options: &Options) -> Result<ExitCode> {
         Command::Health(health) => health::health(health, common).await,
         Command::Ping(ping) => ping::ping(ping, common).await.map(|()| done),
         Command::Resolve(name) => resolve::resolve(name, common).await.map(|()| done),
+        Command::Schema(Schema::Save(save)) => schema::save(save, common).await.map(|()| done),
+        Command::Schema(Schema::Diff(diff)) => schema::diff(diff, common).await,
         Command::Top(top) => top::top(top, common).await.map(|()| done),
         Command::Cert(Cert::Dev(dev)) => cert::dev(dev).map(|()| done),
         Command::Cert(Cert::Show(show)) => cert::show(show, common).map(|()| done),

@@ -120,6 +120,9 @@ pub(crate) enum Command {
     Ping(Ping),
     /// Shows the servers of a name: address, state, weight, zone, and how long they are so
     Resolve(Resolve),
+    /// Saves the types of all methods of a server, and shows what a change of them breaks
+    #[command(subcommand)]
+    Schema(Schema),
     /// Shows the load of a server, refreshed periodically
     Top(Top),
     /// Makes and shows certificates
@@ -133,6 +136,38 @@ pub(crate) enum Cert {
     Dev(CertDev),
     /// Shows what the certificates in a PEM file say. Nothing is verified
     Show(CertShow),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Schema {
+    /// Writes the types of all methods of a server as text: one file, sorted, for reviews
+    Save(SchemaSave),
+    /// Shows which methods differ, and whether old and new ends work together; exit code 1 if one
+    /// of them breaks
+    Diff(SchemaDiff),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SchemaSave {
+    /// auto://host:port, tcp://host:port, shm://name, .., or a name: etcd://host:port/prefix
+    #[arg(value_parser = address)]
+    pub(crate) address: String,
+    /// The file, which is replaced [default: stdout]
+    #[arg(short = 'o', long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SchemaDiff {
+    /// The types before the change: a file of `schema save`, or the address of a server
+    #[arg(value_parser = file_or_address)]
+    pub(crate) old: String,
+    /// The types after the change: a file or an address
+    #[arg(value_parser = file_or_address)]
+    pub(crate) new: String,
+    /// One JSON value for each change, as `--output json`
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -309,6 +344,10 @@ fn address(text: &str) -> Result<String, String> {
         }
         _ => Ok(text.to_owned()),
     }
+}
+
+fn file_or_address(text: &str) -> Result<String, String> {
+    if text.contains("://") { address(text) } else { Ok(text.to_owned()) }
 }
 
 fn method(text: &str) -> Result<String, String> {

@@ -4,6 +4,7 @@
 
 mod certificates;
 mod reflections;
+mod schemas;
 
 use std::collections::BTreeMap;
 use std::io::Write;

@@ -1,0 +1,121 @@
+//! `schema`: the types of all methods of a server in a file, and their changes.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, anyhow, bail};
+use rpc_core::text::printable;
+use rpc_schema::changes::{Change, Outcome, changes};
+use rpc_schema::plan::Problem;
+use rpc_schema::services::{Kind, Method, Services, parse};
+use serde_json::{Value, json};
+
+use crate::options::{Common, Output, SchemaDiff, SchemaSave};
+use crate::target::Target;
+use crate::text::json as line;
+
+/// Maximum number of bytes that are read from a file.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// Writes the types of all methods of a server.
+pub(crate) async fn save(options: &SchemaSave, common: &Common) -> Result<()> {
+    let text = of_server(&options.address, common).await?.to_string();
+    match &options.file {
+        Some(path) => {
+            std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+        }
+        None => Ok(io::stdout().write_all(text.as_bytes())?),
+    }
+}
+
+/// Prints the changes from one server to another; the code is 1 if one of them is a break.
+pub(crate) async fn diff(options: &SchemaDiff, common: &Common) -> Result<ExitCode> {
+    let old = services(&options.old, common).await?;
+    let new = services(&options.new, common).await?;
+    let changes = changes(&old, &new);
+    let breaks = changes.iter().filter(|change| change.is_break()).count();
+    let mut out = io::stdout();
+    if options.json || common.output == Output::Json {
+        for change in &changes {
+            writeln!(out, "{}", line(&object(change))?)?;
+        }
+    } else {
+        for change in &changes {
+            for line in change.to_string().lines() {
+                writeln!(out, "{}", printable(line))?;
+            }
+        }
+        match (changes.len(), breaks) {
+            (0, _) => writeln!(out, "no method has changed")?,
+            (all, 0) => writeln!(out, "methods changed: {all}. Nothing breaks")?,
+            (all, breaks) => writeln!(out, "methods changed: {all}. Of these break: {breaks}")?,
+        }
+    }
+    Ok(if breaks == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn object(change: &Change) -> Value {
+    let problem =
+        |it: &Problem| json!({ "path": it.path.trim_start_matches('.'), "what": it.what });
+    let pair = |client: &str, server: &str, outcome: &Outcome| {
+        json!({
+            "client": client,
+            "server": server,
+            "works": outcome.works(),
+            "problems": outcome.problems.iter().map(problem).collect::<Vec<_>>(),
+            "notes": outcome.notes.iter().map(problem).collect::<Vec<_>>(),
+        })
+    };
+    json!({
+        "method": change.method,
+        "change": change.what.name(),
+        "breaks": change.is_break(),
+        "pairs": [
+            pair("old", "new", &change.old_client),
+            pair("new", "old", &change.new_client),
+        ],
+    })
+}
+
+/// Of a server if it is an address, else of a file.
+async fn services(file_or_address: &str, common: &Common) -> Result<Services> {
+    if file_or_address.contains("://") {
+        return of_server(file_or_address, common).await;
+    }
+    let path = Path::new(file_or_address);
+    let read = || {
+        let mut text = String::new();
+        File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
+        Ok::<_, io::Error>(text)
+    };
+    let text = read().with_context(|| {
+        format!("cannot read the file {file_or_address} (an address has `://` in it)")
+    })?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        bail!("{file_or_address} has more than {MAX_FILE_BYTES} bytes");
+    }
+    parse(&text).with_context(|| file_or_address.to_owned())
+}
+
+async fn of_server(address: &str, common: &Common) -> Result<Services> {
+    let target = Target::connect(address, common).await?;
+    let mut found = Services::default();
+    let wrong = |error| anyhow!("the server at {address} describes its services wrongly: {error}");
+    for service in target.services().await? {
+        found.add_service(&service.name).map_err(wrong)?;
+        for method in target.methods(&service.name).await? {
+            let schema = target.types(&method).await?;
+            let prefix = format!("{}.", service.name);
+            let name = method.name.strip_prefix(&prefix).ok_or_else(|| {
+                anyhow!("the server at {address} lists {} in {}", method.name, service.name)
+            })?;
+            let kind = Kind::new(method.streams_arguments, method.streams_results);
+            let signature = method.signature.clone();
+            let method = Method { kind, signature, schema };
+            found.add(&service.name, name, method).map_err(wrong)?;
+        }
+    }
+    Ok(found)
+}
