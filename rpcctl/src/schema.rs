@@ -9,15 +9,17 @@ use anyhow::{Context, Result, anyhow, bail};
 use rpc_core::text::printable;
 use rpc_schema::changes::{Change, Outcome, changes};
 use rpc_schema::plan::Problem;
-use rpc_schema::services::{Kind, Method, Services, parse};
+use rpc_schema::services::{AddError, Kind, Method, Services, parse};
 use serde_json::{Value, json};
 
 use crate::options::{Common, Output, SchemaDiff, SchemaSave};
 use crate::target::Target;
-use crate::text::json as line;
+use crate::text::{cut, json as line, width};
 
 /// Maximum number of bytes that are read from a file.
 const MAX_FILE_BYTES: u64 = 64 << 20;
+/// Maximum length of what is shown of an error about a server's names, bytes.
+const MAX_SHOWN_BYTES: usize = 256;
 
 /// Writes the types of all methods of a server.
 pub(crate) async fn save(options: &SchemaSave, common: &Common) -> Result<()> {
@@ -102,14 +104,19 @@ async fn services(file_or_address: &str, common: &Common) -> Result<Services> {
 async fn of_server(address: &str, common: &Common) -> Result<Services> {
     let target = Target::connect(address, common).await?;
     let mut found = Services::default();
-    let wrong = |error| anyhow!("the server at {address} describes its services wrongly: {error}");
+    let wrong = |error: AddError| {
+        let error = error.to_string();
+        let error = printable(&error).at_most(MAX_SHOWN_BYTES);
+        anyhow!("the server at {address} describes its services wrongly: {error}")
+    };
     for service in target.services().await? {
         found.add_service(&service.name).map_err(wrong)?;
         for method in target.methods(&service.name).await? {
             let schema = target.types(&method).await?;
             let prefix = format!("{}.", service.name);
             let name = method.name.strip_prefix(&prefix).ok_or_else(|| {
-                anyhow!("the server at {address} lists {} in {}", method.name, service.name)
+                let [method, service] = [&method.name, &service.name].map(|it| cut(it, width()));
+                anyhow!("the server at {address} lists the method {method} in {service}")
             })?;
             let kind = Kind::new(method.streams_arguments, method.streams_results);
             let signature = method.signature.clone();

@@ -3,9 +3,12 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use rpc_core::reflect::ReflectServer;
 use rpc_core::service::Dispatch;
+use rpc_core::text::is_printable;
 
 use crate::World;
+use crate::reflections::Hostile;
 
 mod old {
     use rpc_core::serde::{Deserialize, Serialize};
@@ -122,11 +125,13 @@ fn breaks_between_two_servers_are_named() {
     assert_eq!(code, Some(1), "{text}{errors}");
     let lacks = "the writer has no field `size`: give it `#[serde(default)]`";
     for expected in [
-        "changed Stock.find\n  old client, new server: BREAKS\n    `result`: it is `u64` at the writer \
-         and `struct` here\n  new client, old server: BREAKS\n    `result`: it is `struct` at the \
-         writer and `u64` here\n",
-        "added Stock.fresh\n  old client, new server: works\n  new client, old server: works\n    note:",
-        "removed Stock.gone\n  old client, new server: BREAKS\n    the new server lacks this method",
+        "changed Stock.find\n  old client, new server: BREAKS\n    `result`: it is `u64` at the \
+         writer and `struct` here\n  new client, old server: BREAKS\n    `result`: it is `struct` \
+         at the writer and `u64` here\n",
+        "added Stock.fresh\n  old client, new server: works\n  new client, old server: works\n    \
+         note:",
+        "removed Stock.gone\n  old client, new server: BREAKS\n    the new server lacks this \
+         method",
         &format!(
             "changed Stock.store\n  old client, new server: BREAKS\n    `item`: {lacks}\n  \
              new client, old server: works\n"
@@ -188,4 +193,17 @@ fn files_that_are_no_schemas_are_refused() {
     assert!(code == Some(1) && errors.contains("line 6: expected one of `unary`"), "{errors}");
     let (code, _, errors) = schema(&["diff", "tcp:/x", "mem://a"]);
     assert!(code == Some(2) && errors.contains("mem:// cannot be reached"), "{errors}");
+}
+
+#[test]
+fn names_of_a_hostile_server_are_not_saved() {
+    let world =
+        World::start("shm", |builder| builder.add_service(ReflectServer::new(Hostile::default())));
+    let file = Saved::new("hostile");
+    let (code, _, errors) = schema(&["save", &world.address, "-o", file.path()]);
+    assert!(code == Some(1) && errors.contains("lists the method Store.who in ..n"), "{errors}");
+    assert!(
+        errors.len() < 500 && errors.trim_end().chars().all(|it| is_printable(&it.to_string()))
+    );
+    assert!(!file.0.exists(), "nothing is written");
 }
