@@ -265,8 +265,8 @@ impl MethodDescriptor {
         graph(self.trace?, self.arguments)
     }
 
-    /// Its types, to be compared with those of a peer; `None` if they cannot be. The types are looked
-    /// at when a peer's first differ.
+    /// Its types, to be compared with those of a peer; `None` if they cannot be. They are traced
+    /// when a peer's differ for the first time.
     #[cold]
     pub(crate) fn own_types(&'static self) -> Option<&'static OwnTypes> {
         self.own_types

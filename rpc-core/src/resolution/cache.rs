@@ -1,7 +1,7 @@
 //! The plans of the process, which its connections share.
 //!
-//! Owns the bound on them: the oldest ones go first. A plan that is gone is made again of the schema
-//! that the peer then sends.
+//! Owns the bound on them: the oldest ones go first. A plan that is gone is made again of the
+//! schema that the peer then sends.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, LazyLock};

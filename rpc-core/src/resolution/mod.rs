@@ -5,7 +5,7 @@
 //! are read by a plan is decided in `server` and `client`: they put it into the message's note.
 //!
 //! Invariants:
-//! 1. A plan is found by the text of the peer's schema, never by a hash that a peer has sent.
+//! 1. A plan is found by the text of a schema, never by a hash that a peer has sent.
 //! 2. A schema and its plan are bounded, whatever the peer has sent.
 
 mod cache;

@@ -175,8 +175,8 @@ impl Route {
         self.codec(codec)
     }
 
-    /// The refusal of a call whose types differ. A caller that `resolves` gets what it needs to send
-    /// the call again with its schema, if calls of the method can be resolved.
+    /// The refusal of a call whose types differ. A caller that `resolves` gets what it needs to
+    /// send the call again with its schema, if calls of the method can be resolved.
     #[cold]
     pub(super) fn types_differ(&self, resolves: bool) -> Status {
         let MethodDescriptor { name, signature, .. } = self.method;

@@ -214,8 +214,8 @@ impl<W> Calls<W> {
     }
 
     /// Takes the request of the call that [`next_unsent`](Self::next_unsent) named, with its header
-    /// in front, and says whether the call is detached: then the caller must free it. `discard` gets
-    /// what is to be dropped outside the lock.
+    /// in front, and says whether the call is detached: then the caller must free it. `discard`
+    /// gets what is to be dropped outside the lock.
     #[inline]
     pub(super) fn send(
         &mut self,

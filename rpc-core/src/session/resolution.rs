@@ -1,7 +1,7 @@
 //! Calls of methods whose types differ at the two ends.
 //!
-//! Owns the requests that are kept until the peer has accepted or refused their types, and the notes
-//! for replies of such methods. Knows nothing of types: the notes belong to the layer above.
+//! Owns the requests that are kept until the peer has accepted or refused their types, and the
+//! notes for replies of such methods. Knows nothing of types: the notes belong to the layer above.
 
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Note;

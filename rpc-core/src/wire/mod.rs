@@ -46,8 +46,8 @@ pub const FEATURE_REPLY_METADATA: u64 = 2;
 pub const FEATURE_INITIAL_METADATA: u64 = 4;
 /// Feature bit of a hello: its sender says who it is, in credentials that follow.
 pub const FEATURE_CREDENTIALS: u64 = 8;
-/// Feature bit of a hello: its sender reads arguments by its peer's schema, if the types of a method
-/// differ.
+/// Feature bit of a hello: its sender reads arguments by its peer's schema, if the types of a
+/// method differ.
 pub const FEATURE_RESOLUTION: u64 = 16;
 /// Longest credentials, bytes.
 pub const MAX_CREDENTIALS_BYTES: usize = 8192;

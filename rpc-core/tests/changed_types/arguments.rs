@@ -151,7 +151,7 @@ impl new_errors::Errors for Shows {
 }
 
 #[test]
-fn a_changed_error_is_read_or_becomes_a_status() {
+fn changed_errors_are_read_or_become_a_status() {
     crate::run(async {
         for channel in crate::channels(|| old_errors::ErrorsServer::new(Shows)).await {
             let errors = new_errors::ErrorsClient::new(channel);
