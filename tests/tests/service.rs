@@ -198,7 +198,7 @@ mod later {
     #[rpc_core::service]
     pub trait Kv {
         async fn get(&self, key: String) -> Option<Vec<u8>>;
-        async fn put(&self, key: &str, value: &[u8]) -> Result<u32, super::KvError>;
+        async fn put(&self, key: &str, value: &[u8]) -> Result<String, super::KvError>;
         async fn delete(&self, key: &str) -> bool;
     }
 }
@@ -209,7 +209,7 @@ async fn what_has_not_changed_still_works() {
     assert_eq!(kv.get("k".to_owned()).await, Ok(Some(b"k".to_vec())), "same bytes, same signature");
     let Err(CallError::Status(status)) = kv.put("k", b"").await else { panic!("no status") };
     assert_eq!(status.code(), Code::FailedPrecondition);
-    for part in ["Kv.put", "(str, bytes) -> u32 / KvError", "(str, bytes) -> u64 / KvError"] {
+    for part in ["Kv.put", "`result`", "it is `u64` at the writer and `str` here"] {
         assert!(status.message().contains(part), "{status}");
     }
     let status = kv.delete("k").await.unwrap_err();

