@@ -95,10 +95,10 @@ async fn no_call_fails_whatever_the_registry_does() {
         server.works().await;
     }
     // A rolling restart.
-    for at in 0..SERVERS {
+    for server in &mut servers {
         let new = Member::start(&name).await;
         new.works().await;
-        let old = std::mem::replace(&mut servers[at], new);
+        let old = std::mem::replace(server, new);
         old.handle.shutdown();
         old.task.await.unwrap();
     }
