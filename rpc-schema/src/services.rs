@@ -15,7 +15,7 @@
 //! ```
 //!
 //! Services and methods are sorted by name, so the text does not depend on their order in the code.
-//! The lines after the signature are the method's schema (see [`text`](crate::text)).
+//! The lines after the signature are the method's schema (see [`text`]).
 //!
 //! Invariant: a text that is parsed is written again as it was.
 
