@@ -31,7 +31,7 @@ pub(super) const PROTOCOL: &[u8] = b"rpc-rdma/1";
 /// authorities have issued; [`Allow`](crate::server::Allow) says what each may call.
 ///
 /// ```no_run
-/// /// use rpc_core::security::Tls;
+/// use rpc_core::security::Tls;
 /// use rpc_core::{Channel, Server};
 ///
 /// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
