@@ -4,4 +4,6 @@
 use libfuzzer_sys::fuzz_target;
 use test_kit::Rng;
 
-fuzz_target!(|data: &[u8]| _ = models::locked_link::run(&mut Rng::from_bytes(data)));
+fuzz_target!(|data: &[u8]| {
+    let _tally = models::locked_link::run(&mut Rng::from_bytes(data));
+});
