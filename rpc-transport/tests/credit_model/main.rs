@@ -2,7 +2,7 @@
 //! that they can reach.
 //!
 //! - here: with all rules no state is bad, and without any one of them some state is;
-//! - [`growth`]: the same of windows that grow;
+//! - [`growth`]: windows that grow: no state is bad there either;
 //! - [`pool`]: two connections that have the RECVs of one end together;
 //! - [`theorem`]: the plain strategy of document 004 is stuck exactly where the theorem says;
 //! - [`walk`]: random steps with windows too large to search.

@@ -25,7 +25,7 @@ pub(crate) const fn first_recvs(config: &LinkConfig) -> u32 {
     config.first_window().rq_len() + 1
 }
 
-/// The same of a window that has grown to all that is offered.
+/// RECVs of a window that has grown to all that is offered, and the additional one.
 pub(crate) const fn most_recvs(config: &LinkConfig) -> u32 {
     config.window().rq_len() + 1
 }
