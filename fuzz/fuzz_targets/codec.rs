@@ -1,4 +1,4 @@
-//! Both codecs: arbitrary bytes are refused, or they are a value that can be encoded and decoded
+//! All codecs: arbitrary bytes are refused, or they are a value that can be encoded and decoded
 //! again.
 #![no_main]
 
@@ -46,10 +46,44 @@ struct Owning {
 #[derive(Serialize, Deserialize)]
 struct Unit;
 
+/// What only a format with names carries.
+#[derive(Serialize, Deserialize)]
+struct Named {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    id: Option<Untagged>,
+    #[serde(default)]
+    kinds: Vec<Tagged>,
+    #[serde(flatten)]
+    more: BTreeMap<String, Untagged>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Untagged {
+    Number(u64),
+    Text(String),
+    Pair(i8, Vec<u8>),
+    Nested { inner: Box<Untagged> },
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "kind")]
+enum Tagged {
+    Unit,
+    Fields { a: Option<f64>, b: Vec<bool> },
+}
+
 fuzz_target!(|data: &[u8]| {
     let Some((choice, bytes)) = data.split_first() else { return };
-    let codec = if choice & 1 == 0 { Codec::Bincode } else { Codec::Postcard };
+    let codec = match choice & 0x11 {
+        0 => Codec::Bincode,
+        1 => Codec::Postcard,
+        _ => Codec::MsgPack,
+    };
     let room = OnceCell::new();
+    if codec == Codec::MsgPack && choice & 0x20 != 0 {
+        return check::<Named>(codec, bytes, &room);
+    }
     match choice >> 1 & 7 {
         0 => check::<Tree>(codec, bytes, &room),
         1 => check::<Borrowing<'_>>(codec, bytes, &room),

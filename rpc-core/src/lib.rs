@@ -215,6 +215,7 @@
 //! | `macros` | yes | [`macro@service`], and the built-in services [`health`] and [`reflect`] |
 //! | `bincode` | yes | the default codec |
 //! | `postcard` | yes | a second, more compact codec |
+//! | `msgpack` | no | a codec with names, for methods that ask for it |
 //! | `metrics` | no | `stats::MetricsPublisher`: statistics through the crate `metrics` |
 //! | `rules` | no | rules of who may call what, from a file: `server::Allow::from_file` |
 //! | `tls` | no | certificates for connections: `security::Tls` |

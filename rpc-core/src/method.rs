@@ -41,6 +41,8 @@ pub struct MethodDescriptor {
     /// Runs as a separate task from the start, because it works long before its first await.
     /// Milliseconds of work still belong in `spawn_blocking`: see `#[service]`.
     pub spawn: bool,
+    /// Its calls are in MessagePack, and its types are not compared.
+    pub(crate) has_names: bool,
     /// Which streams a call of it has.
     pub(crate) streams: CallStreams,
     /// 0: not assigned yet.
@@ -64,6 +66,12 @@ fn few(texts: &[String]) -> String {
         0 => shown,
         more => format!("{shown}; and {more} more"),
     }
+}
+
+/// The version at the end of a signature, `#2`, if there is one.
+fn version(signature: &str) -> &str {
+    let at = signature.rfind(" #").map_or(signature.len(), |at| at + 1);
+    &signature[at..]
 }
 
 pub(super) static NEXT_INDEX: AtomicU32 = AtomicU32::new(1);
@@ -95,6 +103,7 @@ impl MethodDescriptor {
             idempotent: false,
             no_cancel: false,
             spawn: false,
+            has_names: false,
             streams: CallStreams::NONE,
             index: AtomicU32::new(0),
             trace: None,
@@ -131,6 +140,13 @@ impl MethodDescriptor {
     #[must_use]
     pub const fn spawn(mut self) -> Self {
         self.spawn = true;
+        self
+    }
+
+    /// Its calls are in MessagePack, and its types are not compared.
+    #[must_use]
+    pub const fn in_msgpack(mut self) -> Self {
+        self.has_names = true;
         self
     }
 
@@ -209,10 +225,20 @@ impl MethodDescriptor {
     /// What cannot be sent, and what to do.
     #[cold]
     pub(crate) fn check_types(&'static self) -> Result<(), String> {
-        let (name, schema) = (self.name, self.schema());
+        let name = self.name;
+        if self.has_names {
+            return match cfg!(feature = "msgpack") {
+                true => Ok(()),
+                false => Err(format!(
+                    "{name}: codec msgpack is not compiled in; enable the cargo feature `msgpack` \
+                     of rpc-over-rdma"
+                )),
+            };
+        }
+        let schema = self.schema();
         let is_first = !self.is_checked.swap(true, Ordering::Relaxed);
         let Some(schema) = schema else {
-            if is_first && self.trace.is_some() {
+            if is_first && self.compared().is_some() {
                 tracing::warn!(
                     "{name}: one of its types panics when it is deserialized from made-up values; \
                      its types are not compared"
@@ -245,7 +271,11 @@ impl MethodDescriptor {
     fn find_hash(&'static self) -> u64 {
         let schema = self.schema().map_or(0, Schema::hash);
         // A method without a schema has the hash of its signature.
-        let hash = (self.signature_hash ^ schema.rotate_left(1)).max(1);
+        let signature = match self.has_names {
+            true => signature_hash(&format!("msgpack {}", version(self.signature))),
+            false => self.signature_hash,
+        };
+        let hash = (signature ^ schema.rotate_left(1)).max(1);
         self.hash.store(hash, Ordering::Relaxed);
         hash
     }
@@ -253,7 +283,7 @@ impl MethodDescriptor {
     /// What its types look like in a message, if that is known.
     pub(crate) fn schema(&'static self) -> Option<&'static Schema> {
         self.schema
-            .get_or_init(|| self.trace.and_then(|trace| Schema::of(trace, self.arguments)))
+            .get_or_init(|| self.compared().and_then(|trace| Schema::of(trace, self.arguments)))
             .as_ref()
     }
 
@@ -262,7 +292,12 @@ impl MethodDescriptor {
     /// each time, which takes microseconds for a small one.
     #[must_use]
     pub fn types(&self) -> Option<rpc_schema::Schema> {
-        graph(self.trace?, self.arguments)
+        graph(self.compared()?, self.arguments)
+    }
+
+    /// Shows its types, unless the codec makes it needless to compare them.
+    fn compared(&self) -> Option<fn(&mut Tracer)> {
+        self.trace.filter(|_| !self.has_names)
     }
 
     /// Its types, to be compared with those of a peer; `None` if they cannot be. They are traced
@@ -270,7 +305,7 @@ impl MethodDescriptor {
     #[cold]
     pub(crate) fn own_types(&'static self) -> Option<&'static OwnTypes> {
         self.own_types
-            .get_or_init(|| own_types(self.trace?, self.signature, self.arguments))
+            .get_or_init(|| own_types(self.compared()?, self.signature, self.arguments))
             .as_ref()
     }
 
@@ -303,5 +338,24 @@ impl MethodDescriptor {
         let index = NEXT_INDEX.fetch_add(1, Ordering::Relaxed);
         self.index.store(index, Ordering::Release);
         index
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_ignore_types_but_not_versions() {
+        static ONE: MethodDescriptor = MethodDescriptor::new("S.a", "(A) -> B", &[]).in_msgpack();
+        static TWO: MethodDescriptor = MethodDescriptor::new("S.a", "(C) -> D", &[]).in_msgpack();
+        static NEXT: MethodDescriptor =
+            MethodDescriptor::new("S.a", "(C) -> D #2", &[]).in_msgpack();
+        static PLAIN: MethodDescriptor = MethodDescriptor::new("S.a", "(C) -> D", &[]);
+        assert_eq!(version("(A) -> B / E #17"), "#17");
+        assert_eq!(version("(A) -> B / E"), "");
+        assert_eq!(TWO.checked_hash(), ONE.checked_hash());
+        assert_ne!(TWO.checked_hash(), NEXT.checked_hash());
+        assert_ne!(TWO.checked_hash(), PLAIN.checked_hash());
     }
 }

@@ -248,6 +248,7 @@ fn descriptors(service: &Service) -> TokenStream {
             (method.idempotent, "idempotent"),
             (method.no_cancel, "no_cancel"),
             (method.spawn, "spawn"),
+            (method.in_msgpack, "in_msgpack"),
             (method.upload.is_some(), "streams_arguments"),
             (matches!(method.returns, Returns::Stream(_)), "streams_results"),
             (method.idle_deadline, "idle_deadline"),

@@ -50,6 +50,9 @@ use proc_macro::TokenStream;
 /// - `idempotent`: may run more than once, so a failed call may be retried.
 /// - `no_cancel`: runs to its end although the caller has gone away.
 /// - `spawn`: runs as a task from the start; see below.
+/// - `codec = "msgpack"`: its messages name their fields, so that types may need a self-describing
+///   format, and change as serde lets them. Needs the feature `msgpack`; the option of the trait
+///   holds for all of its methods.
 /// - `stream_deadline = "idle"`: a deadline restarts with each item of the method's streams.
 /// - `result`: the return type is an alias of a `Result`.
 /// - `plain`: the return type is a plain value, although it is named `Result`.

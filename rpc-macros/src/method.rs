@@ -39,6 +39,7 @@ pub(crate) struct Method {
     pub(crate) idempotent: bool,
     pub(crate) no_cancel: bool,
     pub(crate) spawn: bool,
+    pub(crate) in_msgpack: bool,
     /// The deadline restarts with each item.
     pub(crate) idle_deadline: bool,
 }
@@ -131,8 +132,21 @@ impl Checker<'_> {
             idempotent: options.idempotent.is_some(),
             no_cancel: options.no_cancel.is_some(),
             spawn: options.spawn.is_some(),
+            in_msgpack: self.in_msgpack(options.codec.as_ref().or(self.options.codec.as_ref())),
             idle_deadline: options.stream_deadline.is_some(),
         }
+    }
+
+    /// Whether the option asks for MessagePack, the only value that it has.
+    fn in_msgpack(&mut self, option: Option<&LitStr>) -> bool {
+        if let Some(value) = option.filter(|value| value.value() != "msgpack") {
+            self.errors.at(
+                value,
+                "the only value is codec = \"msgpack\"; a channel chooses between the other codecs: \
+                 `Channel::builder().codec(..)`",
+            );
+        }
+        option.is_some()
     }
 
     /// Refuses options that do not fit the method.

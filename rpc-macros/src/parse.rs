@@ -45,6 +45,7 @@ pub(crate) struct Input {
 pub(crate) struct ServiceOptions {
     pub(crate) name: Option<LitStr>,
     pub(crate) version: Option<LitInt>,
+    pub(crate) codec: Option<LitStr>,
     pub(crate) krate: Option<Path>,
     pub(crate) client_trait: Option<Ident>,
     pub(crate) server: Option<Ident>,
@@ -69,6 +70,7 @@ pub(crate) struct MethodOptions {
     pub(crate) no_cancel: Option<Ident>,
     pub(crate) spawn: Option<Ident>,
     pub(crate) stream_deadline: Option<LitStr>,
+    pub(crate) codec: Option<LitStr>,
     pub(crate) result: Option<Ident>,
     pub(crate) plain: Option<Ident>,
 }
@@ -115,6 +117,8 @@ impl ServiceOptions {
             once(&mut self.name, meta, meta.value()?.parse()?)
         } else if meta.path.is_ident("version") {
             once(&mut self.version, meta, meta.value()?.parse()?)
+        } else if meta.path.is_ident("codec") {
+            once(&mut self.codec, meta, meta.value()?.parse()?)
         } else if meta.path.is_ident("crate") {
             once(&mut self.krate, meta, meta.value()?.call(Path::parse_mod_style)?)
         } else if meta.path.is_ident("client_trait") {
@@ -131,9 +135,9 @@ impl ServiceOptions {
             once(&mut self.blocking_client, meta, said)
         } else {
             Err(meta.error(
-                "unknown option of #[service]; the options are name = \"..\", version = N, server \
-                 = Name, client = Name, blocking_client = Name or false, client_trait = Name and \
-                 crate = path",
+                "unknown option of #[service]; the options are name = \"..\", version = N, codec = \
+                 \"msgpack\", server = Name, client = Name, blocking_client = Name or false, \
+                 client_trait = Name and crate = path",
             ))
         }
     }
@@ -204,6 +208,9 @@ impl MethodOptions {
         if meta.path.is_ident("stream_deadline") {
             return once(&mut self.stream_deadline, meta, meta.value()?.parse()?);
         }
+        if meta.path.is_ident("codec") {
+            return once(&mut self.codec, meta, meta.value()?.parse()?);
+        }
         let Some(flag) = meta.path.get_ident() else { return Err(unknown(meta)) };
         let place = match flag.to_string().as_str() {
             "idempotent" => &mut self.idempotent,
@@ -224,7 +231,7 @@ impl MethodOptions {
 fn unknown(meta: &ParseNestedMeta<'_>) -> Error {
     meta.error(
         "unknown option of #[rpc]; the options are name = \"..\", version = N, idempotent, \
-         no_cancel, spawn, stream_deadline = \"idle\", result and plain",
+         no_cancel, spawn, stream_deadline = \"idle\", codec = \"msgpack\", result and plain",
     )
 }
 

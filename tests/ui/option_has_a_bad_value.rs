@@ -8,6 +8,8 @@ pub trait Mistake {
     async fn c(&self);
     #[rpc(name)]
     async fn d(&self);
+    #[rpc(codec = "json")]
+    async fn e(&self);
 }
 
 #[rpc_core::service(client_trait = "Calls")]

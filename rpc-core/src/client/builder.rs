@@ -504,6 +504,11 @@ impl ChannelBuilder {
         let checked =
             checked.and_then(|()| check_least("max_connection_idle", self.max_connection_idle));
         checked.map_err(|error| ConnectError::Config(error.to_string()))?;
+        if self.codec == Codec::MsgPack {
+            let text = "msgpack is for the services and methods that ask for it: \
+                        `#[service(codec = \"msgpack\")]`";
+            return Err(ConnectError::Config(text.to_owned()));
+        }
         if !self.codec.is_compiled_in() {
             let text = format!("codec {} is not compiled in", self.codec.name());
             return Err(ConnectError::Config(text));

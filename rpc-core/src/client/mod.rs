@@ -264,7 +264,8 @@ impl Channel {
         decode: fn(ReplyParts) -> O,
     ) -> Call<'_, O> {
         let mut body = OutBuf::new();
-        match self.shared.codec.encode_body(args, &mut body, self.shared.placement(), method) {
+        let codec = self.shared.codec.of_calls(method);
+        match codec.encode_body(args, &mut body, self.shared.placement(), method) {
             Ok(()) => Call::new(&self.shared, method, body, decode),
             Err(error) => {
                 let status = unencodable_arguments(method, error);
@@ -300,7 +301,8 @@ impl Channel {
 
     fn raw_call(&self, method: &'static MethodDescriptor, args: &impl Serialize) -> RawCall<'_> {
         let mut body = OutBuf::new();
-        match self.shared.codec.encode_body(args, &mut body, self.shared.placement(), method) {
+        let codec = self.shared.codec.of_calls(method);
+        match codec.encode_body(args, &mut body, self.shared.placement(), method) {
             Ok(()) => RawCall::new(&self.shared, method, Some(body)),
             Err(error) => {
                 let mut call = RawCall::new(&self.shared, method, None);

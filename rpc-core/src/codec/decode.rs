@@ -3,6 +3,8 @@
 //! Owns the decoding half of the codec's invariants 2, 3, 5 and 7. Leaves everything else to the
 //! format: scalars pass straight through, only containers are wrapped.
 
+#[cfg(feature = "msgpack")]
+use std::cell::Cell;
 use std::fmt;
 
 use serde::de::{
@@ -12,6 +14,9 @@ use serde::de::{
 use super::MAX_DEPTH;
 use super::error::{CodecErrorKind, Step};
 use super::guard::Guard;
+#[cfg(feature = "msgpack")]
+use super::keys::{Fields, Key};
+use super::leaf::{Leaf, leaves};
 use super::reason::Noted;
 use super::source::Source;
 use crate::schema::PAYLOAD;
@@ -149,16 +154,33 @@ impl<'de, D: Deserializer<'de>, P: Source<'de>> Deserializer<'de> for Guarded<'_
         self.source.owned_bytes(self.inner, Leaf(visitor)).map_err(Noted)
     }
 
-    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Noted<D::Error>> {
-        Err(self.not_self_describing())
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Noted<D::Error>> {
+        if !P::HAS_NAMES {
+            return Err(self.not_self_describing());
+        }
+        let (inner, contents) = self.open(visitor, Naming::Positions, true)?;
+        inner.deserialize_any(contents).map_err(Noted)
     }
 
-    fn deserialize_identifier<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Noted<D::Error>> {
-        Err(self.not_self_describing())
+    fn deserialize_identifier<V: Visitor<'de>>(
+        self,
+        visitor: V,
+    ) -> Result<V::Value, Noted<D::Error>> {
+        if !P::HAS_NAMES {
+            return Err(self.not_self_describing());
+        }
+        self.inner.deserialize_identifier(Leaf(visitor)).map_err(Noted)
     }
 
-    fn deserialize_ignored_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Noted<D::Error>> {
-        Err(self.not_self_describing())
+    fn deserialize_ignored_any<V: Visitor<'de>>(
+        self,
+        visitor: V,
+    ) -> Result<V::Value, Noted<D::Error>> {
+        if !P::HAS_NAMES {
+            return Err(self.not_self_describing());
+        }
+        let (inner, contents) = self.open(visitor, Naming::Positions, true)?;
+        inner.deserialize_ignored_any(contents).map_err(Noted)
     }
 
     #[inline]
@@ -277,7 +299,17 @@ impl<'g, V, P: Copy> Contents<'g, V, P> {
         let Self { source, guard, depth, naming, counted, .. } = *self;
         // An uncounted container (a tuple, say) is counted with the one that holds it.
         let announced = if counted { announced.unwrap_or(0) } else { 0 };
-        Elements { inner, source, guard, depth, naming, announced, index: 0 }
+        Elements {
+            inner,
+            source,
+            guard,
+            depth,
+            naming,
+            announced,
+            index: 0,
+            #[cfg(feature = "msgpack")]
+            field: Cell::new(None),
+        }
     }
 
     #[inline]
@@ -293,10 +325,8 @@ impl<'de, V: Visitor<'de>, P: Source<'de>> Visitor<'de> for Contents<'_, V, P> {
         self.visitor.expecting(f)
     }
 
-    #[inline]
-    fn visit_unit<E: Error>(self) -> Result<V::Value, E> {
-        self.visitor.visit_unit().map_err(Noted::into_inner)
-    }
+    // A format that describes its values finds scalars where anything is wanted.
+    leaves!(visitor);
 
     #[inline]
     fn visit_none<E: Error>(self) -> Result<V::Value, E> {
@@ -349,6 +379,9 @@ struct Elements<'g, A, P> {
     /// Elements of a counted container.
     announced: usize,
     index: usize,
+    /// The field that was read last, in a format with names.
+    #[cfg(feature = "msgpack")]
+    field: Cell<Option<usize>>,
 }
 
 impl<'g, A, P: Copy> Elements<'g, A, P> {
@@ -409,6 +442,16 @@ impl<'de, A: MapAccess<'de>, P: Source<'de>> MapAccess<'de> for Elements<'_, A, 
         S: DeserializeSeed<'de>,
     {
         self.check_memory::<S::Value, Noted<A::Error>>()?;
+        #[cfg(feature = "msgpack")]
+        if P::HAS_NAMES
+            && let Naming::Fields(names) = self.naming
+        {
+            let seed = Key(self.seed(seed), Fields { names, last: &self.field });
+            let key = self.inner.next_key_seed(seed).map_err(Noted)?;
+            // For the error of the value.
+            self.index = self.field.get().unwrap_or(names.len());
+            return Ok(key);
+        }
         let result = self.inner.next_key_seed(self.seed(seed));
         self.located(result)
     }
@@ -449,7 +492,7 @@ impl<'de, 'g, A: EnumAccess<'de>, P: Source<'de>> EnumAccess<'de> for Variants<'
         S: DeserializeSeed<'de>,
     {
         let Self { inner, source, guard, depth } = self;
-        let (value, inner) = inner.variant_seed(Key(seed)).map_err(Noted)?;
+        let (value, inner) = inner.variant_seed(Variant(seed)).map_err(Noted)?;
         Ok((value, Variants { inner, source, guard, depth }))
     }
 }
@@ -500,68 +543,20 @@ impl<'de, A: VariantAccess<'de>, P: Source<'de>> VariantAccess<'de> for Variants
     }
 }
 
-/// The visitor of a value without parts, whose rejection is recorded.
-struct Leaf<V>(V);
-
-macro_rules! leaves {
-    ($($method:ident: $ty:ty),* $(,)?) => {$(
-        #[inline]
-        fn $method<E: Error>(self, value: $ty) -> Result<V::Value, E> {
-            self.0.$method(value).map_err(Noted::into_inner)
-        }
-    )*};
-}
-
-impl<'de, V: Visitor<'de>> Visitor<'de> for Leaf<V> {
-    type Value = V::Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.expecting(f)
-    }
-
-    leaves! {
-        visit_bool: bool,
-        visit_i8: i8,
-        visit_i16: i16,
-        visit_i32: i32,
-        visit_i64: i64,
-        visit_i128: i128,
-        visit_u8: u8,
-        visit_u16: u16,
-        visit_u32: u32,
-        visit_u64: u64,
-        visit_u128: u128,
-        visit_f32: f32,
-        visit_f64: f64,
-        visit_char: char,
-        visit_str: &str,
-        visit_borrowed_str: &'de str,
-        visit_string: String,
-        visit_bytes: &[u8],
-        visit_borrowed_bytes: &'de [u8],
-        visit_byte_buf: Vec<u8>,
-    }
-
-    #[inline]
-    fn visit_unit<E: Error>(self) -> Result<V::Value, E> {
-        self.0.visit_unit().map_err(Noted::into_inner)
-    }
-}
-
 /// The index of a variant, whose rejection is recorded too.
-struct Key<T>(T);
+struct Variant<T>(T);
 
-impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Key<S> {
+impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Variant<S> {
     type Value = S::Value;
 
     #[inline]
     fn deserialize<D: Deserializer<'de>>(self, inner: D) -> Result<S::Value, D::Error> {
-        self.0.deserialize(Key(inner)).map_err(Noted::into_inner)
+        self.0.deserialize(Variant(inner)).map_err(Noted::into_inner)
     }
 }
 
 // Formats pass a plain number.
-impl<'de, D: Deserializer<'de>> Deserializer<'de> for Key<D> {
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for Variant<D> {
     type Error = Noted<D::Error>;
 
     #[inline]

@@ -15,6 +15,8 @@ use super::MAX_DEPTH;
 use super::collector::Collector;
 use super::error::{CodecErrorKind, Step};
 use super::guard::Guard;
+#[cfg(feature = "msgpack")]
+use super::nothing::looks_like_none;
 use super::reason::Noted;
 use crate::bulk::Bulk;
 use crate::bulk::handoff::{self, Handed};
@@ -98,6 +100,9 @@ impl<'g, S: Serializer> GuardedSerializer<'g, S> {
     #[inline]
     fn open_counted(self, len: Option<usize>) -> Result<(S, Compound<'g, ()>), Noted<S::Error>> {
         let Some(len) = len else {
+            if self.round.guard.has_names() {
+                return self.open();
+            }
             return Err(broken(self.round.guard, CodecErrorKind::UnknownLength));
         };
         // The budget is compared with the bytes written, at the end.
@@ -186,6 +191,10 @@ impl<'g, S: Serializer> Serializer for GuardedSerializer<'g, S> {
 
     #[inline]
     fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<S::Ok, Noted<S::Error>> {
+        #[cfg(feature = "msgpack")]
+        if self.round.guard.has_names() && looks_like_none(value) {
+            return Err(broken(self.round.guard, CodecErrorKind::LooksLikeNone));
+        }
         let (inner, compound) = self.open()?;
         inner.serialize_some(&compound.nested(value)).map_err(Noted)
     }
@@ -381,6 +390,9 @@ macro_rules! named {
             // Both formats encode `None`, an empty list, map or string, false and 0 as one zero
             // byte.
             fn skip_field(&mut self, name: &'static str) -> Result<(), Self::Error> {
+                if self.round.guard.has_names() {
+                    return self.inner.skip_field(name).map_err(Noted);
+                }
                 if !self.round.guard.leave_out(name) {
                     return Err(self.skipped(name));
                 }

@@ -81,6 +81,12 @@ pub enum CodecErrorKind {
          one is not"
     )]
     NotSelfDescribing,
+    /// `Some` of a value that looks like `None` in a format with names: it would arrive as `None`.
+    #[error(
+        "`Some` of a value that is empty itself (`Some(None)`, `Some(())`) arrives as `None` in \
+         this format; use an enum"
+    )]
+    LooksLikeNone,
     /// A payload too long to be held in memory as a whole, in a type that does not read it as a
     /// stream.
     #[error(
@@ -124,6 +130,7 @@ impl CodecErrorKind {
             | Self::SkippedField
             | Self::UnknownLength
             | Self::NotSelfDescribing
+            | Self::LooksLikeNone
             | Self::StillArriving { .. }
             | Self::Unreadable(_)
             | Self::Unencodable { .. } => false,

@@ -16,6 +16,9 @@ const FREE_MEMORY_BYTES: usize = 16 << 20;
 
 /// The limit of an encoding that may omit fields.
 const LEAVES_OUT: usize = usize::MAX - 1;
+/// The limit of an encoding with names, which can express what is omitted.
+#[cfg(feature = "msgpack")]
+const NAMES: usize = usize::MAX - 2;
 /// Added to the claimed elements when a field was omitted: such an encoding is checked again.
 const HAS_LEFT_OUT: usize = 1 << (usize::BITS - 2);
 
@@ -45,6 +48,21 @@ impl Guard {
     #[inline]
     pub(super) fn for_encoding(may_leave_out: bool) -> Self {
         Self::for_decoding(if may_leave_out { LEAVES_OUT } else { usize::MAX })
+    }
+
+    /// A guard for encoding in a format that names fields.
+    #[cfg(feature = "msgpack")]
+    pub(super) fn for_names() -> Self {
+        Self::for_decoding(NAMES)
+    }
+
+    /// Whether the format that is encoded in names fields.
+    #[inline]
+    pub(super) fn has_names(&self) -> bool {
+        #[cfg(feature = "msgpack")]
+        return self.limit == NAMES;
+        #[cfg(not(feature = "msgpack"))]
+        return false;
     }
 
     /// Records that a field is omitted; false if it must not be.

@@ -4,9 +4,10 @@
 //! the only file that names a format's crate. Knows nothing of methods or frames: callers add the
 //! method to an error ([`CodecError::describe`]).
 //!
-//! Both formats run behind the same two wrappers (`encode`, `decode`), which enforce the
-//! invariants. The wrappers also move byte strings from the body to the message's tail and back
-//! (`collector`, `source`); joined, body and tail are always exactly the output of the format.
+//! All formats run behind the same two wrappers (`encode`, `decode`), which enforce the invariants.
+//! For formats without names the wrappers also move byte strings from the body to the message's tail
+//! and back (`collector`, `source`); joined, body and tail are always exactly the output of the
+//! format.
 //!
 //! Invariants:
 //! 1. A message is decoded to its last byte: trailing bytes are refused.
@@ -22,7 +23,8 @@
 //!    number of copies does.
 //! 7. The elements of all sequences and maps of a message take at most 64 bytes of memory for each
 //!    of its bytes, plus 16 MiB, not counting what they own on the heap. Without this limit, an
-//!    element of one byte on the wire could take a kilobyte of memory.
+//!    element of one byte on the wire could take a kilobyte of memory. Of a value that serde keeps
+//!    before it reads it (`untagged`), what is kept counts.
 
 // Without any codec, only the one error below is reported, not the warnings that follow from it.
 #![cfg_attr(
@@ -36,6 +38,13 @@ mod decode;
 mod encode;
 mod error;
 mod guard;
+#[cfg(feature = "msgpack")]
+mod keys;
+mod leaf;
+#[cfg(feature = "msgpack")]
+mod msgpack;
+#[cfg(feature = "msgpack")]
+mod nothing;
 pub(crate) mod probe;
 mod reason;
 mod scratch;
@@ -52,6 +61,8 @@ pub use self::error::{CodecError, CodecErrorKind};
 use self::guard::Guard;
 #[doc(hidden)]
 pub use self::scratch::Scratch;
+#[cfg(feature = "msgpack")]
+use self::source::Named;
 #[doc(hidden)]
 pub use self::source::Tail;
 use self::source::{Cursor, Plain};
@@ -76,6 +87,9 @@ pub enum Codec {
     Bincode = 1,
     /// postcard 1.
     Postcard = 2,
+    /// MessagePack with the names of fields and variants, for types that need a self-describing
+    /// format. A method asks for it: `#[rpc(codec = "msgpack")]`.
+    MsgPack = 3,
 }
 
 impl Default for Codec {
@@ -100,6 +114,7 @@ impl Codec {
         let codec = match id {
             1 => Self::Bincode,
             2 => Self::Postcard,
+            3 => Self::MsgPack,
             _ => return Err(CodecErrorKind::UnknownCodec { id }.into()),
         };
         if codec.is_compiled_in() {
@@ -115,6 +130,7 @@ impl Codec {
         match self {
             Self::Bincode => cfg!(feature = "bincode"),
             Self::Postcard => cfg!(feature = "postcard"),
+            Self::MsgPack => cfg!(feature = "msgpack"),
         }
     }
 
@@ -124,7 +140,14 @@ impl Codec {
         match self {
             Self::Bincode => "bincode",
             Self::Postcard => "postcard",
+            Self::MsgPack => "msgpack",
         }
+    }
+
+    /// The codec of a method's calls, on a channel with this one.
+    #[inline]
+    pub(crate) const fn of_calls(self, method: &MethodDescriptor) -> Self {
+        if method.has_names { Self::MsgPack } else { self }
     }
 
     /// Appends the encoding of `value` to `out`; on failure `out` is as before.
@@ -157,6 +180,10 @@ impl Codec {
         T: Serialize + ?Sized,
         A: Absent,
     {
+        #[cfg(feature = "msgpack")]
+        if *self == Self::MsgPack {
+            return encode_named(value, out);
+        }
         let before = out.len();
         let guard = Guard::for_encoding(A::IS_KNOWN);
         // The writers count from the start of the buffer, not of the message.
@@ -209,6 +236,11 @@ impl Codec {
         S: DeserializeSeed<'a>,
     {
         let guard = Guard::for_decoding(bytes.len());
+        #[cfg(feature = "msgpack")]
+        if *self == Self::MsgPack {
+            let guarded = decode::Seed::new(seed, Named, &guard);
+            return msgpack::decode(guarded, bytes).map_err(|why| undecoded(guard, why));
+        }
         let guarded = decode::Seed::new(seed, Plain, &guard);
         let result: Result<S::Value, Undecoded> = match self {
             #[cfg(feature = "bincode")]
@@ -262,6 +294,23 @@ impl Codec {
             },
         }
     }
+}
+
+/// Byte strings stay in the body: a reader may buffer them before it knows what they are.
+#[cfg(feature = "msgpack")]
+#[inline(never)]
+fn encode_named<T: Serialize + ?Sized>(value: &T, out: &mut OutBuf) -> Result<(), CodecError> {
+    let before = out.len();
+    let guard = Guard::for_names();
+    let parts = Collector::new(Placement::INLINE, out.as_vec_mut().len());
+    let guarded = encode::Guarded::new(value, &guard, &parts);
+    let result = msgpack::encode(&guarded, out.as_vec_mut());
+    let written = out.len() - before;
+    if result.is_ok() && guard.claimed() <= written {
+        return Ok(());
+    }
+    out.truncate(before);
+    Err(unencodable(guard, result, written))
 }
 
 /// The fields that may be omitted from a value (serde's `skip_serializing_if`): those whose omitted
@@ -431,135 +480,7 @@ mod with_bincode {
 }
 
 #[cfg(feature = "postcard")]
-mod with_postcard {
-    use std::rc::Rc;
-
-    use postcard::{Deserializer, Error, de_flavors, ser_flavors};
-    use serde::Serialize;
-    use serde::de::DeserializeSeed;
-
-    use super::{Collector, Cursor, Undecoded, reason};
-
-    struct VecFlavor<'a>(&'a mut Vec<u8>, &'a Collector<'a>);
-
-    impl ser_flavors::Flavor for VecFlavor<'_> {
-        type Output = ();
-
-        #[inline]
-        fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
-            self.0.extend_from_slice(bytes);
-            self.1.on_written(self.0.len());
-            Ok(())
-        }
-
-        #[inline]
-        fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
-            self.0.push(byte);
-            self.1.on_written(self.0.len());
-            Ok(())
-        }
-
-        fn finalize(self) -> postcard::Result<()> {
-            Ok(())
-        }
-    }
-
-    /// A slice without a size hint, so that a sequence reports its announced length however many
-    /// bytes remain: the guard checks it, by the same rule for every codec.
-    struct SliceFlavor<'a>(&'a [u8]);
-
-    impl<'a> de_flavors::Flavor<'a> for SliceFlavor<'a> {
-        type Remainder = usize;
-        type Source = &'a [u8];
-
-        #[inline]
-        fn pop(&mut self) -> postcard::Result<u8> {
-            let (first, rest) = self.0.split_first().ok_or(Error::DeserializeUnexpectedEnd)?;
-            self.0 = rest;
-            Ok(*first)
-        }
-
-        #[inline]
-        fn try_take_n(&mut self, count: usize) -> postcard::Result<&'a [u8]> {
-            let (taken, rest) =
-                self.0.split_at_checked(count).ok_or(Error::DeserializeUnexpectedEnd)?;
-            self.0 = rest;
-            Ok(taken)
-        }
-
-        fn finalize(self) -> postcard::Result<usize> {
-            Ok(self.0.len())
-        }
-    }
-
-    #[inline]
-    pub(super) fn encode<T: Serialize>(
-        value: &T,
-        out: &mut Vec<u8>,
-        parts: &Collector<'_>,
-    ) -> Result<(), String> {
-        postcard::serialize_with_flavor(value, VecFlavor(out, parts)).map_err(|error| text(&error))
-    }
-
-    struct CursorFlavor<'de>(Rc<Cursor<'de>>);
-
-    impl<'de> de_flavors::Flavor<'de> for CursorFlavor<'de> {
-        type Remainder = ();
-        type Source = ();
-
-        #[inline]
-        fn pop(&mut self) -> postcard::Result<u8> {
-            let byte = self.0.read(1).and_then(<[u8]>::first);
-            byte.copied().ok_or(Error::DeserializeUnexpectedEnd)
-        }
-
-        #[inline]
-        fn try_take_n(&mut self, count: usize) -> postcard::Result<&'de [u8]> {
-            self.0.read(count).ok_or(Error::DeserializeUnexpectedEnd)
-        }
-
-        fn finalize(self) -> postcard::Result<()> {
-            Ok(())
-        }
-    }
-
-    pub(super) fn decode_parts<'a, S>(seed: S, cursor: Rc<Cursor<'a>>) -> Result<S::Value, String>
-    where
-        S: DeserializeSeed<'a>,
-    {
-        let mut deserializer = Deserializer::from_flavor(CursorFlavor(cursor));
-        seed.deserialize(&mut deserializer).map_err(|error| text(&error))
-    }
-
-    #[inline(always)]
-    pub(super) fn decode<'a, S>(seed: S, bytes: &'a [u8]) -> Result<S::Value, Undecoded>
-    where
-        S: DeserializeSeed<'a>,
-    {
-        let malformed = |error| Undecoded::Malformed(text(&error));
-        let mut deserializer = Deserializer::from_flavor(SliceFlavor(bytes));
-        let value = seed.deserialize(&mut deserializer).map_err(malformed)?;
-        match deserializer.finalize().map_err(malformed)? {
-            0 => Ok(value),
-            left => Err(Undecoded::Trailing(left)),
-        }
-    }
-
-    #[cold]
-    fn text(error: &Error) -> String {
-        match error {
-            Error::DeserializeUnexpectedEnd => "the message ends too early".to_owned(),
-            Error::DeserializeBadUtf8 => "a string is not UTF-8".to_owned(),
-            Error::DeserializeBadVarint => "an integer is too large".to_owned(),
-            Error::SerdeSerCustom => "the type rejects the value".to_owned(),
-            // This format drops the reason.
-            Error::SerdeDeCustom => {
-                reason::take().unwrap_or_else(|| "the type rejects the value".to_owned())
-            }
-            other => other.to_string(),
-        }
-    }
-}
+mod with_postcard;
 
 #[cfg(test)]
 mod parts_tests;

@@ -10,6 +10,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
+use serde::de::value::SeqDeserializer;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
@@ -239,6 +240,11 @@ macro_rules! tuples {
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(concat!("a tuple of ", $len))
+            }
+
+            // How a format with names writes the empty tuple.
+            fn visit_unit<Er: Error>(self) -> Result<Self::Value, Er> {
+                self.visit_seq(SeqDeserializer::<_, Er>::new(std::iter::empty::<()>()))
             }
 
             #[inline]

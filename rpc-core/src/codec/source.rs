@@ -27,6 +27,9 @@ use crate::wire::Parts;
 
 /// How byte strings are taken out of a message.
 pub(super) trait Source<'de>: Copy {
+    /// Whether the format describes its values.
+    const HAS_NAMES: bool = false;
+
     /// A string, borrowed.
     fn text<D: Deserializer<'de>, V: Visitor<'de>>(
         self,
@@ -56,50 +59,68 @@ pub(super) trait Source<'de>: Copy {
     ) -> Result<V::Value, D::Error>;
 }
 
+/// A body without a tail: the format takes its byte strings itself.
+macro_rules! bodies {
+    () => {
+        #[inline]
+        fn text<D: Deserializer<'de>, V: Visitor<'de>>(
+            self,
+            format: D,
+            visitor: V,
+        ) -> Result<V::Value, D::Error> {
+            format.deserialize_str(visitor)
+        }
+
+        #[inline]
+        fn bytes<D: Deserializer<'de>, V: Visitor<'de>>(
+            self,
+            format: D,
+            visitor: V,
+        ) -> Result<V::Value, D::Error> {
+            format.deserialize_bytes(visitor)
+        }
+
+        // Borrowed even when the type owns its bytes: formats allocate for an announced length
+        // before checking it.
+        #[inline]
+        fn owned_bytes<D: Deserializer<'de>, V: Visitor<'de>>(
+            self,
+            format: D,
+            visitor: V,
+        ) -> Result<V::Value, D::Error> {
+            format.deserialize_bytes(visitor)
+        }
+
+        #[inline]
+        fn bulk<D: Deserializer<'de>, V: Visitor<'de>>(
+            self,
+            format: D,
+            visitor: V,
+        ) -> Result<V::Value, D::Error> {
+            format.deserialize_bytes(visitor)
+        }
+    };
+}
+
 /// A message without a tail.
 #[derive(Clone, Copy)]
 pub(super) struct Plain;
 
 impl<'de> Source<'de> for Plain {
-    #[inline]
-    fn text<D: Deserializer<'de>, V: Visitor<'de>>(
-        self,
-        format: D,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        format.deserialize_str(visitor)
-    }
-
-    #[inline]
-    fn bytes<D: Deserializer<'de>, V: Visitor<'de>>(
-        self,
-        format: D,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        format.deserialize_bytes(visitor)
-    }
-
-    // Borrowed even when the type owns its bytes: formats allocate for an announced length before
-    // checking it.
-    #[inline]
-    fn owned_bytes<D: Deserializer<'de>, V: Visitor<'de>>(
-        self,
-        format: D,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        format.deserialize_bytes(visitor)
-    }
-
-    #[inline]
-    fn bulk<D: Deserializer<'de>, V: Visitor<'de>>(
-        self,
-        format: D,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        format.deserialize_bytes(visitor)
-    }
+    bodies!();
 }
 
+/// A message that describes its values, without a tail.
+#[cfg(feature = "msgpack")]
+#[derive(Clone, Copy)]
+pub(super) struct Named;
+
+#[cfg(feature = "msgpack")]
+impl<'de> Source<'de> for Named {
+    const HAS_NAMES: bool = true;
+
+    bodies!();
+}
 /// The tail of the message being decoded.
 #[derive(Debug)]
 pub enum Tail<'de> {

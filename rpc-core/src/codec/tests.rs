@@ -109,11 +109,11 @@ fn encodings_do_not_change() {
 
 #[test]
 fn ids_are_those_of_the_wire_format() {
-    assert_eq!((Codec::Bincode.id(), Codec::Postcard.id()), (1, 2));
+    assert_eq!((Codec::Bincode.id(), Codec::Postcard.id(), Codec::MsgPack.id()), (1, 2, 3));
     for codec in codecs() {
         assert_eq!(Codec::from_id(codec.id()), Ok(codec));
     }
-    for id in [0, 3, 255] {
+    for id in [0, 4, 255] {
         let error = Codec::from_id(id).unwrap_err();
         assert_eq!(*error.kind(), CodecErrorKind::UnknownCodec { id });
     }

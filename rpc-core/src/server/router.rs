@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use crate::codec::Codec;
+use crate::codec::{Codec, CodecError};
 use crate::endpoint::connection_context::ConnectionContext;
 use crate::interceptor::server::Chain;
 use crate::server::allow::Allow;
@@ -210,8 +210,24 @@ impl Route {
 
     #[inline]
     pub(super) fn codec(&self, codec: u8) -> Result<Codec, Status> {
-        Codec::from_id(codec)
-            .map_err(|error| Status::unimplemented(format!("{}: {error}", self.method.name)))
+        match Codec::from_id(codec) {
+            Ok(codec) if (codec == Codec::MsgPack) == self.method.has_names => Ok(codec),
+            found => Err(self.wrong_codec(found)),
+        }
+    }
+
+    #[cold]
+    fn wrong_codec(&self, found: Result<Codec, CodecError>) -> Status {
+        let name = self.method.name;
+        match found {
+            Ok(codec) => Status::failed_precondition(format!(
+                "{name}: the call is in {}, and the server expects {}; both ends need the same \
+                 `codec` in the trait",
+                codec.name(),
+                Codec::default().of_calls(self.method).name(),
+            )),
+            Err(error) => Status::unimplemented(format!("{name}: {error}")),
+        }
     }
 }
 
@@ -262,6 +278,20 @@ mod tests {
         let with_graph = route.types_differ(true);
         assert_eq!(with_graph.message(), status.message());
         assert_eq!(with_graph.details(), format!("{lines}\0{GRAPH}").as_bytes());
+    }
+
+    #[test]
+    fn only_methods_with_names_take_messages_with_names() {
+        static NAMED: MethodDescriptor = MethodDescriptor::new("Store.get", "()", &[]).in_msgpack();
+        let mut router = Router::default();
+        router.add(Arc::new(Store), None).unwrap();
+        let mut route = router.routes.pop().unwrap();
+        let refusal = |found: Result<Codec, Status>| found.unwrap_err().message().to_owned();
+        assert_eq!(route.codec(1).unwrap(), Codec::Bincode);
+        assert!(refusal(route.codec(3)).contains("is in msgpack, and the server expects bincode"));
+        route.method = &NAMED;
+        assert_eq!(route.codec(3).unwrap(), Codec::MsgPack);
+        assert!(refusal(route.codec(1)).contains("is in bincode, and the server expects msgpack"));
     }
 
     #[test]

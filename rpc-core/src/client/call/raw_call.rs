@@ -323,7 +323,8 @@ impl<'a> RawCall<'a> {
             Some(outcome) => outcome,
             None => no_outcome(),
         };
-        ReplyParts { codec: self.via.channel().codec, method: self.method, outcome, into }
+        let codec = self.via.channel().codec.of_calls(self.method);
+        ReplyParts { codec, method: self.method, outcome, into }
     }
 
     /// The source of the call's stream has failed. That is the outcome, whatever the server

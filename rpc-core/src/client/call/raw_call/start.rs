@@ -56,7 +56,7 @@ impl RawCall<'_> {
         self.state = State::Done;
         let channel = &**self.via.channel();
         let mut options = CallOptions {
-            codec: channel.codec.id(),
+            codec: channel.codec.of_calls(self.method).id(),
             metadata: None,
             deadline: None,
             until_taken: false,

@@ -57,7 +57,7 @@ impl RawCall<'_> {
     pub(crate) fn pumped(&self) -> Option<PumpedCall<'_>> {
         let connection = self.on.as_deref()?;
         Some(PumpedCall {
-            codec: connection.codec,
+            codec: connection.codec.of_calls(self.method),
             placement: connection.placement(),
             stream: self.stream()?,
             method: self.method,
@@ -124,7 +124,7 @@ impl RawCall<'_> {
 
 impl ResultsCall for RawCall<'static> {
     fn codec(&self) -> Codec {
-        self.via.channel().codec
+        self.via.channel().codec.of_calls(self.method)
     }
 
     fn method(&self) -> &'static MethodDescriptor {
