@@ -5,8 +5,8 @@
 //! method to an error ([`CodecError::describe`]).
 //!
 //! All formats run behind the same two wrappers (`encode`, `decode`), which enforce the invariants.
-//! For formats without names the wrappers also move byte strings from the body to the message's tail
-//! and back (`collector`, `source`); joined, body and tail are always exactly the output of the
+//! For formats without names the wrappers also move byte strings from the body to the message's
+//! tail and back (`collector`, `source`); joined, body and tail are always exactly the output of the
 //! format.
 //!
 //! Invariants:
