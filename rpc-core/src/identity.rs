@@ -46,6 +46,8 @@ pub(crate) struct Proof {
     /// `None`: it has none, and this end allows that.
     pub(crate) certificate: Option<Certificate>,
     pub(crate) protection: Protection,
+    /// The name of the cipher suite.
+    pub(crate) suite: &'static str,
 }
 
 impl Proof {
@@ -57,7 +59,7 @@ impl Proof {
     #[cfg(test)]
     pub(crate) fn with_id(id: &str) -> Self {
         let certificate = Some(Certificate::of_key([0; 32]).with_spiffe(id));
-        Self { certificate, protection: Protection::Authenticate }
+        Self { certificate, protection: Protection::Authenticate, suite: "" }
     }
 }
 
@@ -107,6 +109,12 @@ impl Identity {
     #[must_use]
     pub fn spiffe(&self) -> Option<&SpiffeId> {
         self.certificate()?.spiffe()
+    }
+
+    /// The cipher suite of the connection, such as `TLS13_AES_128_GCM_SHA256`. `None` without TLS.
+    #[must_use]
+    pub fn cipher_suite(&self) -> Option<&'static str> {
+        Some(self.proof.as_ref()?.suite)
     }
 
     /// How the connection is protected. `None` without TLS.

@@ -8,14 +8,12 @@ use std::sync::Arc;
 use rpc_transport::address::Address;
 use rpc_transport::engine::security::Security;
 use rpc_transport::protocol::config::{ConfigError, LinkConfig};
-use rpc_transport::protocol::lock::HandshakeFactory;
+use rpc_transport::protocol::lock::{HandshakeFactory, Protection};
 
 /// How the connections of a channel or a server are secured.
 #[derive(Debug, Clone)]
 pub(crate) struct Secured {
     pub(crate) factory: Arc<dyn HandshakeFactory>,
-    /// The user has said what protection connections over a network have.
-    pub(crate) is_protection_said: bool,
     pub(crate) expected: ExpectedName,
 }
 
@@ -37,15 +35,6 @@ impl Secured {
     /// # Errors
     /// What is missing, and what to do.
     pub(crate) fn check(&self, address: &Address) -> Result<(), String> {
-        let is_network = matches!(address, Address::Tcp(_) | Address::Rdma(..) | Address::Auto(..));
-        if is_network && !self.is_protection_said {
-            return Err(format!(
-                "TLS over {}:// does not encrypt yet: say `Tls::protection(Protection::\
-                 Authenticate)` if it is enough to keep strangers out, on a network that nobody \
-                 taps",
-                address.scheme()
-            ));
-        }
         let has_name = match &self.expected {
             ExpectedName::OfOptions | ExpectedName::Host(_) => true,
             ExpectedName::OfAddress => host(address).is_some(),
@@ -57,6 +46,11 @@ impl Secured {
             "the name that the server at {address} must prove is not known: say \
              `Tls::expect_peer` or `Tls::server_name`"
         ))
+    }
+
+    /// Whether connections to this address are encrypted.
+    pub(crate) fn encrypts(&self, address: &Address) -> bool {
+        self.factory.protection().over(address.scheme()) >= Protection::Encrypt
     }
 
     /// Checks a configuration of the link that both ends of a secured connection depend on.

@@ -16,8 +16,7 @@ use rpc_core::security::Tls;
 use rpc_core::server::Allow;
 use rpc_core::stats::StatsHandle;
 use rpc_core::{
-    Channel, ChannelBuilder, Code, ConnectError, Context, LinkConfig, ListenError, Server,
-    ServerBuilder, Status,
+    Channel, ChannelBuilder, Code, ConnectError, Context, LinkConfig, Server, ServerBuilder, Status,
 };
 use test_kit::Watchdog;
 use test_kit::certificates::rcgen::{ExtendedKeyUsagePurpose, KeyPair, date_time_ymd};
@@ -64,8 +63,7 @@ impl Store for Shelf {
 }
 
 fn tls(leaf: &Leaf, authority: &Authority) -> Tls {
-    let tls = Tls::from_pem_bytes(&leaf.cert, &leaf.key, authority.pem()).unwrap();
-    tls.protection(Protection::Authenticate)
+    Tls::from_pem_bytes(&leaf.cert, &leaf.key, authority.pem()).unwrap()
 }
 
 /// Certificates of one authority.
@@ -138,13 +136,17 @@ fn both_ends_know_whom_they_talk_to() {
         let channel = world.client().connect(&at).await.unwrap();
         let path = channel.path().unwrap();
         assert_eq!(path.identity.spiffe().unwrap().as_str(), KV);
-        assert_eq!(path.identity.protection(), Some(Protection::Authenticate));
-        assert!(path.to_string().ends_with(&format!("{KV} by TLS (Authenticate)")), "{path}");
+        let expected = match path.address.scheme() {
+            "tcp" => Protection::Encrypt,
+            _ => Protection::Authenticate,
+        };
+        assert_eq!(path.identity.protection(), Some(expected));
+        let shown = format!("{KV} by TLS ({expected:?}, TLS13_AES_128_GCM_SHA256)");
+        assert!(path.to_string().ends_with(&shown), "{path}");
         let store = StoreClient::new(channel);
         let (id, protection) = store.who().await.unwrap();
         assert_eq!(id.as_deref(), Some(CART));
-        assert_eq!(protection, "Some(Authenticate)");
-        // Large values go one-sided, as without TLS.
+        assert_eq!(protection, format!("Some({expected:?})"));
         assert_eq!(store.put(vec![5; 1 << 20]).await.unwrap(), 1 << 20);
         let shown = &stats.stats().connections[0].peer;
         assert!(shown.starts_with(CART), "{shown}");
@@ -291,8 +293,7 @@ fn raw_keys_connect_without_any_name() {
     everywhere("raw keys", async |scheme| {
         let [client, server, other] = [(); 3].map(|()| KeyPair::generate().unwrap());
         let tls = |own: &KeyPair, peer: &KeyPair| {
-            let tls = Tls::raw_keys(own.serialize_pem(), [peer.public_key_pem()]).unwrap();
-            tls.protection(Protection::Authenticate)
+            Tls::raw_keys(own.serialize_pem(), [peer.public_key_pem()]).unwrap()
         };
         let (at, _) = serve(Server::builder().tls(tls(&server, &client)), scheme).await;
         let channel = Channel::builder().tls(tls(&client, &server)).connect(&at).await.unwrap();
@@ -342,27 +343,46 @@ async fn a_resolver_cannot_choose_the_name() {
 }
 
 #[tokio::test]
-async fn clear_frames_on_a_network_must_be_said() {
-    let _watchdog = Watchdog::start("protection on networks");
+async fn both_ends_say_the_same_level() {
+    let _watchdog = Watchdog::start("levels of protection");
     let world = World::new();
-    let silent = |tls: &Tls| {
-        let leaf = world.ca.issue(&[KV]);
-        let _ = tls;
-        Tls::from_pem_bytes(&leaf.cert, &leaf.key, world.ca.pem()).unwrap().expect_peer(KV)
-    };
-    for address in ["tcp://127.0.0.1:0", "auto://127.0.0.1:0"] {
-        let server = Server::builder().tls(silent(&world.server)).bind(address).await;
-        let error = server.unwrap_err();
-        assert!(matches!(error, ListenError::Config(_)), "{error:?}");
-        let channel = Channel::builder().tls(silent(&world.client)).connect(address).await;
-        let error = format!("{error} {}", channel.unwrap_err());
-        assert_eq!(error.matches("Protection::Authenticate").count(), 2, "{error}");
+    let (encrypt, authenticate) = (Protection::Encrypt, Protection::Authenticate);
+    for scheme in ["tcp", "mem"] {
+        for (ours, theirs) in
+            [(encrypt, encrypt), (authenticate, authenticate), (authenticate, encrypt)]
+        {
+            let server = Server::builder().tls(world.server.clone().protection(theirs));
+            let (at, _) = serve(server, scheme).await;
+            let tls = world.client.clone().protection(ours).expect_peer(KV);
+            let channel = Channel::builder().tls(tls);
+            if scheme == "tcp" && ours != theirs {
+                let (reason, text) = refusal(channel, &at).await;
+                assert_eq!(reason, FailureReason::OtherProtection);
+                assert!(text.contains("set the same level at both ends"), "{text}");
+                continue;
+            }
+            let channel = channel.connect(&at).await.unwrap();
+            let found = channel.path().unwrap().identity.protection();
+            assert_eq!(found, Some(if scheme == "mem" { authenticate } else { ours }));
+            assert_eq!(StoreClient::new(channel).get().await.unwrap(), 7);
+        }
     }
-    for scheme in ["mem", "shm"] {
-        let (at, _) = serve(Server::builder().tls(silent(&world.server)), scheme).await;
-        let channel = Channel::builder().tls(silent(&world.client)).connect(&at).await;
-        assert_eq!(StoreClient::new(channel.unwrap()).get().await.unwrap(), 7);
-    }
+}
+
+/// Encryption hides them, as a local transport does.
+#[tokio::test]
+async fn credentials_need_no_permission_where_encrypted() {
+    let _watchdog = Watchdog::start("credentials");
+    let world = World::new();
+    let (at, _) = serve(world.server(), "tcp").await;
+    let channel = world.client().credentials("a secret").connect(&at).await.unwrap();
+    assert_eq!(StoreClient::new(channel).get().await.unwrap(), 7);
+    let clear = |tls: Tls| tls.protection(Protection::Authenticate);
+    let server = Server::builder().tls(clear(world.server.clone()));
+    let (at, _) = serve(server, "tcp").await;
+    let tls = clear(world.client.clone()).expect_peer(KV);
+    let error = Channel::builder().tls(tls).credentials("a secret").connect(&at).await;
+    assert!(error.unwrap_err().to_string().contains("would be sent unencrypted"));
 }
 
 #[tokio::test]

@@ -230,9 +230,10 @@ pub struct Path {
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} on {} ({})", self.address, self.device, self.reason)?;
-        match (self.identity.protection(), self.identity.certificate()) {
-            (Some(protection), Some(certificate)) => {
-                write!(f, ", {certificate} by TLS ({protection:?})")
+        let identity = &self.identity;
+        match (identity.protection(), identity.certificate(), identity.cipher_suite()) {
+            (Some(protection), Some(certificate), Some(suite)) => {
+                write!(f, ", {certificate} by TLS ({protection:?}, {suite})")
             }
             _ => Ok(()),
         }
@@ -390,11 +391,10 @@ async fn bring_up(
         let seed = plan.seed().wrapping_add(epoch << 32);
         outgoing = fault::outgoing(outgoing, &plan.clone().with_seed(seed));
     }
-    let credentials = options
-        .presented
-        .as_ref()
-        .map(|presented| presented.at(&address, options.allows_clear_credentials))
-        .transpose()?;
+    let encrypts = |secured: &Secured| secured.encrypts(&address);
+    let hides = options.allows_clear_credentials || options.secured.as_ref().is_some_and(encrypts);
+    let credentials =
+        options.presented.as_ref().map(|presented| presented.at(&address, hides)).transpose()?;
     let device = Arc::clone(outgoing.device());
     let domain = device.allocate_pd()?;
     let entries = completions_per_connection(link);

@@ -1,6 +1,6 @@
 //! What a channel says of itself on each of its connections.
 //!
-//! Invariant: credentials leave this process only over a transport that others cannot read, or
+//! Invariant: credentials leave this process only over a connection that others cannot read, or
 //! where the user allows it.
 
 use std::fmt;
@@ -22,19 +22,17 @@ impl Presented {
         Self(Arc::new(source))
     }
 
-    /// The credentials for a connection to this address.
+    /// The credentials for a connection to this address. `hides`: it is encrypted, or the user
+    /// allows clear ones.
     ///
     /// # Errors
     /// [`ConnectError::Config`]: they must not go there, or are too long.
-    pub(super) fn at(
-        &self,
-        address: &Address,
-        allows_clear: bool,
-    ) -> Result<Credentials, ConnectError> {
-        if !allows_clear && !matches!(address.scheme(), "mem" | "shm") {
+    pub(super) fn at(&self, address: &Address, hides: bool) -> Result<Credentials, ConnectError> {
+        if !hides && !matches!(address.scheme(), "mem" | "shm") {
             return Err(ConnectError::Config(format!(
-                "the credentials would be sent unencrypted to {address}: connect over shm://, or \
-                 call `allow_clear_credentials()` if nobody else can read that network"
+                "the credentials would be sent unencrypted to {address}: connect over shm://, \
+                 encrypt with `tls(..)`, or call `allow_clear_credentials()` if nobody else can \
+                 read that network"
             )));
         }
         let panicked = || ConnectError::Config("the source of the credentials has panicked".into());

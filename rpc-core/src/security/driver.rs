@@ -17,15 +17,16 @@ use std::sync::Arc;
 
 use rpc_transport::protocol::frame::HEADER_BYTES;
 use rpc_transport::protocol::lock::{
-    FailureReason, Handshake, HandshakeFactory, HandshakeFailure, Level, Protection, Role, Secured,
-    Start,
+    FailureReason, FrameKeys, Handshake, HandshakeFactory, HandshakeFailure, Level, Protection,
+    Role, Secured, Start,
 };
 use rustls::ServerConfig;
 use rustls::quic::{
-    ClientConnection, Connection, DirectionalKeys, KeyChange, Keys, ServerConnection, Version,
+    ClientConnection, Connection, DirectionalKeys, KeyChange, Keys, Secrets, ServerConnection,
+    Version,
 };
 
-use super::provider::sha256;
+use super::provider::{DirectionKey, sha256};
 use super::refusal::failure;
 use super::tls::{ClientSetup, Tls};
 use super::verify::read;
@@ -67,7 +68,7 @@ impl Factory {
     }
 
     fn new(tls: &Tls, side: Side) -> Self {
-        let protection = tls.said_protection().unwrap_or(Protection::Authenticate);
+        let protection = tls.said_protection().unwrap_or(Protection::Encrypt);
         Self { protection, side, has_raw_keys: tls.has_raw_keys() }
     }
 }
@@ -105,7 +106,8 @@ impl HandshakeFactory for Factory {
             handshake: None,
             application: None,
             write_level: Level::Initial,
-            protection: self.protection,
+            next: None,
+            protection: start.protection,
             has_raw_keys: self.has_raw_keys,
         }))
     }
@@ -122,6 +124,8 @@ struct Driver {
     connection: Connection,
     handshake: Option<Keys>,
     application: Option<Keys>,
+    /// The secrets of the keys after those.
+    next: Option<Secrets>,
     write_level: Level,
     protection: Protection,
     has_raw_keys: bool,
@@ -154,7 +158,8 @@ impl Handshake for Driver {
                     (self.handshake, self.write_level) = (Some(keys), Level::Handshake);
                     true
                 }
-                Some(KeyChange::OneRtt { keys, .. }) => {
+                Some(KeyChange::OneRtt { keys, next }) => {
+                    self.next = Some(next);
                     (self.application, self.write_level) = (Some(keys), Level::Application);
                     true
                 }
@@ -238,7 +243,25 @@ impl Handshake for Driver {
             Some(None) => return Err(internal("the peer's certificate cannot be read")),
         };
         let protection = self.protection;
-        Ok(Secured::new(Arc::new(Proof { certificate, protection })))
+        let suite = self.connection.negotiated_cipher_suite();
+        let suite = suite.and_then(|suite| suite.suite().as_str()).unwrap_or_default();
+        Ok(Secured::new(Arc::new(Proof { certificate, protection, suite })))
+    }
+
+    fn frame_keys(&mut self) -> Result<FrameKeys, HandshakeFailure> {
+        let (Some(Keys { local, remote }), Some(mut peers)) =
+            (self.application.take(), self.next.take())
+        else {
+            return Err(internal("there are no keys for frames"));
+        };
+        // Each direction goes its own way with the secrets of both.
+        let mut own = peers.clone();
+        let next_own = move || own.next_packet_keys().local;
+        let next_of_peer = move || peers.next_packet_keys().remote;
+        Ok(FrameKeys {
+            own: Box::new(DirectionKey::new(local.packet, next_own)),
+            peer: Box::new(DirectionKey::new(remote.packet, next_of_peer)),
+        })
     }
 }
 

@@ -1,9 +1,9 @@
-//! TLS 1.3 for connections: who the ends are.
+//! TLS 1.3 for connections: who the ends are, and the keys of what they send.
 //!
 //! [`Tls`] holds certificates, keys and what is expected of peers.
 //! [`ChannelBuilder::tls`](crate::ChannelBuilder::tls) and
 //! [`ServerBuilder::tls`](crate::ServerBuilder::tls) take it. `docs/security.md` states what it
-//! protects, and from whom: it does not encrypt yet.
+//! protects, and from whom.
 //!
 //! This is the only folder that knows rustls.
 

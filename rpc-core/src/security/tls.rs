@@ -229,10 +229,10 @@ impl Tls {
         self
     }
 
-    /// How much of a connection over a network is protected. Over `tcp://` and `rdma://` it must be
-    /// said: only [`Protection::Authenticate`] exists so far, which keeps strangers out but neither
-    /// hides nor protects what is sent. Over `mem://` and `shm://` the kernel keeps others away
-    /// from what is sent, and nothing needs to be said.
+    /// How connections over `tcp://` and `rdma://` are protected; both ends must say the same. The
+    /// default is [`Protection::Encrypt`]. [`Protection::Authenticate`] keeps strangers out but
+    /// neither hides nor protects what is sent: it suits a network that nobody taps. Over `mem://`
+    /// and `shm://` the kernel keeps others away from what is sent, and either is the latter.
     #[must_use]
     pub fn protection(mut self, protection: Protection) -> Self {
         self.protection = Some(protection);
@@ -264,10 +264,6 @@ impl Tls {
 
     pub(super) fn said_protection(&self) -> Option<Protection> {
         self.protection
-    }
-
-    pub(crate) fn is_protection_said(&self) -> bool {
-        self.protection.is_some()
     }
 
     pub(super) fn has_raw_keys(&self) -> bool {

@@ -26,7 +26,7 @@
 //! 9. A *fast* connection is up and only carries small messages. Its pump sends the messages of the
 //!    protocol and an Ack, collects actions, looks at deadlines, and skips every other check.
 //!    Everything else clears the flag: the shard when it marks the connection dirty, a received
-//!    frame that is not plain, and a revoked message.
+//!    frame that is not plain, and a revoked message. A sealed frame is plain once it is opened.
 
 mod deadlines;
 mod ending;
@@ -34,6 +34,7 @@ mod locked;
 mod queue_pair;
 mod receiving;
 mod recv_buffers;
+mod sealing;
 mod send_buffers;
 mod send_path;
 mod staging;
@@ -63,6 +64,7 @@ use crate::memory::region::BufferPool;
 use crate::memory::region::{Buffer, ProtectionDomain};
 use crate::protocol::frame::CloseReason;
 use crate::protocol::link::{Link, LinkMetrics, OnReturn, Revoked};
+use crate::protocol::lock::Opener;
 
 /// An idle ack is sent when at least 1/`IDLE_ACK_FRACTION` of the window is owed.
 const IDLE_ACK_FRACTION: u32 = 4;
@@ -96,6 +98,8 @@ pub(crate) struct Connection<P: UpperLayer> {
     link: Option<Link>,
     /// What arrives before there is a link, if peers must prove who they are.
     locked: Option<Box<Locked>>,
+    /// Opens what arrives, if all frames are sealed.
+    opener: Option<Box<Opener>>,
     /// The link of a connection that has ended, kept until its QP is destroyed: it owns the memory
     /// that the peer may write.
     retired_link: Option<Box<Link>>,
@@ -140,6 +144,7 @@ impl<P: UpperLayer> Connection<P> {
             send_path,
             link: None,
             locked: None,
+            opener: None,
             retired_link: None,
             peer: None,
             queue_pair: Some(queue_pair),
@@ -169,7 +174,7 @@ impl<P: UpperLayer> Connection<P> {
         self.budget = self.protocol.memory_budget();
         link.set_memory_budget(self.budget.clone());
         if let Some(queue_pair) = &mut self.queue_pair {
-            queue_pair.send_buffers.set_frame_bytes(link.frame_bytes());
+            queue_pair.send_buffers.set_frame_bytes(link.posted_bytes());
             if self.send_path.stages() {
                 link.stage_other_domains(queue_pair.domain);
             }

@@ -23,13 +23,15 @@ use crate::engine::connection::{
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::security::Security;
 use crate::engine::shard::Shard;
-use crate::engine::unlock::{Sent, ended};
+use crate::engine::unlock::{Sent, Unlocked, ended};
 use crate::engine::upper::UpperLayer;
 use crate::memory::region::ProtectionDomain;
 use crate::protocol::config::{Isolation, LinkConfig};
 use crate::protocol::handshake::{Agreed, Features, HandshakeError, Offer, Reject, RejectCode};
 use crate::protocol::link::Link;
-use crate::protocol::lock::{FailureReason, HandshakeFailure, Role, Secured};
+use crate::protocol::lock::{
+    FailureReason, HandshakeFailure, Opener, Protection, Role, Sealer, Secured,
+};
 
 /// A connection that is up.
 #[derive(Debug)]
@@ -107,8 +109,11 @@ fn settled(config: &LinkConfig, device: &dyn Device) -> LinkConfig {
 
 fn features(device: &dyn Device, security: Option<&Security>) -> Features {
     let all = Features::ARENA.with(Features::REPLY_SLOTS);
-    if security.is_some() {
-        // An immediate is outside of what keys protect.
+    // An immediate is outside of what keys protect, and so is what is written into memory.
+    let protection = security.map(|security| security.protection_on(device));
+    if protection.is_some_and(|protection| protection >= Protection::Encrypt) {
+        Features::ARENA.with(Features::SECURE)
+    } else if protection.is_some() {
         all.with(Features::SECURE)
     } else if device.attributes().capabilities.contains(Capabilities::IMMEDIATE) {
         all.with(Features::ACK_IMMEDIATE)
@@ -249,13 +254,19 @@ impl<P: UpperLayer> Shard<P> {
             let left = timeout.saturating_sub(since.elapsed());
             let unlocking = self.unlock(key, Role::Client, security, sent);
             let unlocked = tokio::time::timeout(left, unlocking).await.map_err(|_| late())?;
-            let opened = unlocked.map_err(failed).and_then(|(secured, _)| {
-                self.on_unlocked(key, config, &agreed, &peer, &secured)?;
+            let mut sealing = None;
+            let opened = unlocked.map_err(failed).and_then(|unlocked| {
+                sealing = unlocked.sealing;
+                let (secured, sealing) = (unlocked.secured, &mut sealing);
+                self.on_unlocked(key, config, &agreed, &peer, &secured, sealing)?;
                 Ok(secured)
             });
-            // The reason of a server that left right behind UNLOCKED.
-            let parting = |error| self.parting(key).map_or(error, |cause| failed(ended(cause)));
-            proven = Some(opened.map_err(parting)?);
+            proven = Some(opened.map_err(|error| {
+                // The reason of a server that left right behind UNLOCKED.
+                let opener = sealing.take().map(|(_, opener)| opener);
+                let parting = self.parting(key, opener);
+                parting.map_or(error, |cause| failed(ended(cause)))
+            })?);
         } else {
             self.prepare(key, config, &agreed, &peer)?;
             self.bring_up(key, qp, established)?;
@@ -337,9 +348,9 @@ impl<P: UpperLayer> Shard<P> {
             let established = incoming.accept(&reply).await?;
             self.bring_up(key, qp, established)?;
             let sent = Sent { request: &request, reply: &reply, offers: [&offer, &agreed.remote] };
-            let (secured, frame) = self.unlock(key, Role::Server, security, sent).await?;
-            self.send_unlocked(key, config, &agreed, &peer, &secured, &frame)?;
-            proven = Some(secured);
+            let unlocked = self.unlock(key, Role::Server, security, sent).await?;
+            proven = Some(unlocked.secured.clone());
+            self.send_unlocked(key, config, &agreed, &peer, unlocked)?;
         } else {
             // Frames may arrive before the accept returns, so the link must exist first.
             self.prepare(key, config, &agreed, &peer)?;
@@ -420,7 +431,7 @@ impl<P: UpperLayer> Shard<P> {
         agreed: &Agreed,
         peer: &PeerIdentity,
     ) -> Result<(), ConnectError> {
-        let link = new_link(config, agreed)?;
+        let link = new_link(config, agreed, false)?;
         let mut state = self.lock();
         let connection = usable(state.connection(key))?;
         let returns = Arc::clone(self.returns());
@@ -437,12 +448,14 @@ impl<P: UpperLayer> Shard<P> {
         agreed: &Agreed,
         peer: &PeerIdentity,
         secured: &Secured,
+        sealing: &mut Option<(Sealer, Opener)>,
     ) -> Result<(), ConnectError> {
-        let link = new_link(config, agreed)?;
+        let link = new_link(config, agreed, sealing.is_some())?;
         let mut state = self.lock();
         let connection = usable(state.connection(key))?;
         let returns = Arc::clone(self.returns());
-        let late = connection.on_unlocked((link, peer, Box::new(move || returns.add(key))));
+        let on_return = Box::new(move || returns.add(key));
+        let late = connection.on_unlocked((link, peer, on_return), sealing.take());
         let late = late.map_err(|cause| ProviderError::CompletionQueueDead(cause.to_string()))?;
         connection.protocol.on_secured(secured);
         connection.protocol.on_established(key, peer, agreed.remote.max_message_bytes);
@@ -461,18 +474,18 @@ impl<P: UpperLayer> Shard<P> {
         config: &LinkConfig,
         agreed: &Agreed,
         peer: &PeerIdentity,
-        secured: &Secured,
-        frame: &[u8],
+        Unlocked { secured, frame, sealing }: Unlocked,
     ) -> Result<(), AcceptError> {
-        let link = new_link(config, agreed)?;
+        let link = new_link(config, agreed, sealing.is_some())?;
         let mut state = self.lock();
         usable(state.connection(key)).map_err(ConnectError::from)?;
         let returns = Arc::clone(self.returns());
         let on_return = Box::new(move || returns.add(key));
         if let Some((cq, connection)) = state.cq_and_connection(key) {
             // The guard of the set-up ends the connection where this fails.
-            connection.unlock(cq, frame, (link, peer, on_return)).map_err(ended)?;
-            connection.protocol.on_secured(secured);
+            let unlocked = connection.unlock(cq, &frame, (link, peer, on_return), sealing);
+            unlocked.map_err(ended)?;
+            connection.protocol.on_secured(&secured);
             let most = agreed.remote.max_message_bytes;
             connection.protocol.on_established(key, peer, most);
             connection.holders = connection.holders.saturating_sub(1);
@@ -500,8 +513,9 @@ impl<P: UpperLayer> Shard<P> {
     }
 }
 
-fn new_link(config: &LinkConfig, agreed: &Agreed) -> Result<Link, ConnectError> {
-    Link::new(config, agreed, clock::now()).map_err(|error| ConnectError::Config(error.to_string()))
+fn new_link(config: &LinkConfig, agreed: &Agreed, is_sealed: bool) -> Result<Link, ConnectError> {
+    let new = if is_sealed { Link::sealed } else { Link::new };
+    new(config, agreed, clock::now()).map_err(|error| ConnectError::Config(error.to_string()))
 }
 
 /// The server accepted without a handshake, which this end insists on.

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::protocol::lock::{Exchange, HandshakeFactory};
+use crate::device::Device;
+use crate::protocol::lock::{Exchange, HandshakeFactory, Protection};
 
 /// What a channel or a server gives to a set-up whose peer must prove who it is.
 #[derive(Debug, Clone)]
@@ -32,10 +33,20 @@ impl Security {
         self
     }
 
+    /// What connections of a device have.
+    pub(super) fn protection_on(&self, device: &dyn Device) -> Protection {
+        self.handshakes.protection().over(&scheme(device))
+    }
+
     /// With the exchange of `auto://`.
     #[must_use]
     pub fn with_exchange(mut self, exchange: Option<Arc<Exchange>>) -> Self {
         self.exchange = exchange;
         self
     }
+}
+
+/// The name of the transport, which both ends must see alike.
+pub(super) fn scheme(device: &dyn Device) -> String {
+    device.attributes().name.strip_prefix("soft-").unwrap_or("rdma").to_owned()
 }

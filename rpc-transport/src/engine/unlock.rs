@@ -15,17 +15,17 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use crate::device::Device;
 use crate::device::connection_error::CloseCause;
 use crate::engine::connection::Arrived;
 use crate::engine::connection_key::ConnectionKey;
-use crate::engine::security::Security;
+use crate::engine::security::{Security, scheme};
 use crate::engine::shard::Shard;
 use crate::engine::upper::UpperLayer;
 use crate::place::Place;
 use crate::protocol::handshake::Offer;
 use crate::protocol::lock::{
-    FailureReason, HandshakeFailure, LockedLink, Parameters, Role, Secured, SetUp,
+    FailureReason, HandshakeFailure, LockedLink, Opener, Parameters, Protection, Role, Sealer,
+    Secured, SetUp,
 };
 
 /// Longest time to wait until a peer has a failure's reason.
@@ -45,6 +45,15 @@ pub(super) struct Sent<'a> {
     pub(super) offers: [&'a Offer; 2],
 }
 
+/// What a handshake leaves.
+pub(super) struct Unlocked {
+    pub(super) secured: Secured,
+    /// The frame that a server must send first.
+    pub(super) frame: Vec<u8>,
+    /// For all frames behind that one, if they are sealed.
+    pub(super) sealing: Option<(Sealer, Opener)>,
+}
+
 /// What the exchange waits for.
 enum Until {
     /// The next frame has arrived.
@@ -54,8 +63,7 @@ enum Until {
 }
 
 impl<P: UpperLayer> Shard<P> {
-    /// Runs the handshake. Returns what the connection keeps, and the frame that a server must send
-    /// first.
+    /// Runs the handshake.
     ///
     /// # Errors
     /// [`HandshakeFailure`]; the peer was notified, where that was possible.
@@ -65,10 +73,10 @@ impl<P: UpperLayer> Shard<P> {
         role: Role,
         security: &Security,
         sent: Sent<'_>,
-    ) -> Result<(Secured, Vec<u8>), HandshakeFailure> {
+    ) -> Result<Unlocked, HandshakeFailure> {
         let scheme = scheme(&**self.device());
         let place = if scheme == "shm" { Place::here().to_string() } else { String::new() };
-        let protection = security.handshakes.protection();
+        let protection = security.handshakes.protection().over(&scheme);
         let (request, reply, exchange) = (sent.request, sent.reply, security.exchange.as_deref());
         let set_up = SetUp { request, reply, scheme: &scheme, place: &place, protection, exchange };
         let parameters = Parameters::new(role, &set_up);
@@ -83,14 +91,27 @@ impl<P: UpperLayer> Shard<P> {
                 return Err(failure);
             }
         };
-        let unlocked = self.run(key, role, &mut link).await;
-        if let Err(failure) = &unlocked
-            // Who has closed reads no more.
-            && !matches!(failure.reason, FailureReason::RefusedByPeer | FailureReason::DeniedByPeer)
-        {
-            self.refuse(key, link.refusal(failure)).await;
+        let is_sealed = protection >= Protection::Encrypt;
+        match self.run(key, role, &mut link).await {
+            Ok((secured, frame)) => {
+                let sealing = is_sealed.then(|| link.sealing()).transpose()?;
+                Ok(Unlocked { secured, frame, sealing })
+            }
+            // The server left right behind UNLOCKED.
+            Err(failure) if role == Role::Client && link.is_unlocked() => {
+                let sealing = is_sealed.then(|| link.sealing()).transpose()?;
+                let parting = self.parting(key, sealing.map(|(_, opener)| opener));
+                Err(parting.map_or(failure, ended))
+            }
+            Err(failure) => {
+                // Who has closed reads no more.
+                let (by_peer, denied) = (FailureReason::RefusedByPeer, FailureReason::DeniedByPeer);
+                if failure.reason != by_peer && failure.reason != denied {
+                    self.refuse(key, link.refusal(&failure)).await;
+                }
+                Err(failure)
+            }
         }
-        unlocked
     }
 
     async fn run(
@@ -132,8 +153,8 @@ impl<P: UpperLayer> Shard<P> {
     }
 
     /// The reason in a Close that arrived behind UNLOCKED and that no link has seen.
-    pub(super) fn parting(&self, key: ConnectionKey) -> Option<CloseCause> {
-        self.lock().connection(key)?.take_parting()
+    pub(super) fn parting(&self, key: ConnectionKey, opener: Option<Opener>) -> Option<CloseCause> {
+        self.lock().connection(key)?.take_parting(opener)
     }
 
     /// Sends frames until something has happened.
@@ -170,11 +191,6 @@ impl<P: UpperLayer> Shard<P> {
         })
         .await
     }
-}
-
-/// The name of the transport, which both ends must see alike.
-fn scheme(device: &dyn Device) -> String {
-    device.attributes().name.strip_prefix("soft-").unwrap_or("rdma").to_owned()
 }
 
 /// The connection ended during the handshake.

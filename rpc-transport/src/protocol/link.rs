@@ -40,6 +40,7 @@ mod keepalive;
 mod lanes;
 mod metrics;
 mod results;
+mod sealed;
 #[cfg(test)]
 mod tests;
 mod transmit;
@@ -64,6 +65,7 @@ use self::lanes::{Lanes, Queued};
 pub use self::metrics::LinkMetrics;
 use self::metrics::Shortages;
 pub use self::results::{CopiesTail, Freed, Inbound, LinkError, Revoked, SubmitError};
+use self::sealed::CLOSED;
 pub use self::transmit::{FrameBytes, RemoteWrite, Transmit};
 use crate::device::Traffic;
 use crate::memory::budget::MemoryBudget;
@@ -104,7 +106,8 @@ pub struct Link {
     write_path: Option<Box<WritePath>>,
     features: Features,
     phase: Phase,
-    peer_closed: bool,
+    /// Bits: why even plain frames are refused.
+    refuses_plain: u8,
     /// Acks travel as SEND_WITH_IMM.
     immediates: bool,
     /// Longest frame, bytes.
@@ -178,7 +181,7 @@ impl Link {
             features: agreed.features,
             room: Self::written_room(frame_bytes),
             phase: Phase::Open,
-            peer_closed: false,
+            refuses_plain: 0,
             immediates: agreed.features.contains(Features::ACK_IMMEDIATE),
             frame_bytes,
             message_slots: budget.message_slots,
@@ -187,13 +190,6 @@ impl Link {
             max_message_bytes: remote.max_message_bytes,
             shortages: Shortages::default(),
         })
-    }
-
-    /// Longest frame that [`Link::poll_transmit`] gives, bytes: the smaller of both ends' receive
-    /// buffers.
-    #[must_use]
-    pub fn frame_bytes(&self) -> u32 {
-        self.frame_bytes
     }
 
     /// Longest message that is sent as one frame, bytes; longer ones take the bulk lane.
@@ -349,7 +345,7 @@ impl Link {
         copies_tail: CopiesTail<'_>,
     ) -> Result<Inbound, ProtocolError> {
         let (frame, payload_at) = frame::parse(bytes, imm, self.features)?;
-        if self.peer_closed {
+        if self.refuses_plain & CLOSED != 0 {
             return Err(ProtocolError::AfterClose(frame.kind()));
         }
         self.keep_alive.on_received(now);
@@ -382,7 +378,7 @@ impl Link {
                 self.keep_alive.on_pong()?;
             }
             Frame::Close(reason) => {
-                self.peer_closed = true;
+                self.refuses_plain |= CLOSED;
                 return Ok(Inbound::Closed(reason));
             }
         }

@@ -1,7 +1,9 @@
 //! Connections whose ends must prove who they are, over every wire, with a fake handshake.
 
 mod changed;
+mod sealed;
 mod strangers;
+mod tap;
 mod turns;
 
 use std::net::SocketAddr;
@@ -10,8 +12,9 @@ use std::time::Duration;
 
 use rpc_transport::address::Address;
 use rpc_transport::connect::schemes;
-use rpc_transport::device::Listener;
 use rpc_transport::device::connection_error::ConnectError;
+use rpc_transport::device::fault::{self, FaultPlan};
+use rpc_transport::device::{Listener, Outgoing};
 use rpc_transport::engine::establish::{AcceptError, Connected};
 use rpc_transport::engine::security::Security;
 use rpc_transport::engine::spin::PollMode;
@@ -35,6 +38,14 @@ async fn connect(
 ) -> Result<Connected, ConnectError> {
     let outgoing = schemes::resolve(address).await.unwrap().outgoing;
     shard.connect_with(outgoing, address, &config(), limit, probe, security).await
+}
+
+async fn outgoing(address: &Address, plan: Option<&FaultPlan>) -> Box<dyn Outgoing> {
+    let outgoing = schemes::resolve(address).await.unwrap().outgoing;
+    match plan {
+        Some(plan) => fault::outgoing(outgoing, plan),
+        None => outgoing,
+    }
 }
 
 /// Accepts the next client.
@@ -73,6 +84,7 @@ struct World {
     listener: Box<dyn Listener>,
     address: Address,
     drivers: [JoinHandle<()>; 2],
+    plan: Option<FaultPlan>,
 }
 
 impl World {
@@ -81,13 +93,21 @@ impl World {
     }
 
     async fn for_connections(wire: &str, count: u32) -> Self {
-        let listener = schemes::listen(&fresh_address(wire)).await.unwrap();
+        Self::on(wire, count, None).await
+    }
+
+    /// On devices with faults, or with the limits of some NIC.
+    async fn on(wire: &str, count: u32, plan: Option<FaultPlan>) -> Self {
+        let mut listener = schemes::listen(&fresh_address(wire)).await.unwrap();
+        if let Some(plan) = &plan {
+            listener = fault::listener(listener, plan.clone());
+        }
         let address = listener.local_address();
-        let device = Arc::clone(schemes::resolve(&address).await.unwrap().outgoing.device());
+        let device = Arc::clone(outgoing(&address, plan.as_ref()).await.device());
         let shard = || shard(&device, &config(), count, PollMode::Event);
         let ((near, near_driver), (far, far_driver)) = (shard(), shard());
         let drivers = [tokio::spawn(near_driver), tokio::spawn(far_driver)];
-        Self { near, far, listener, address, drivers }
+        Self { near, far, listener, address, drivers, plan }
     }
 
     /// Connects to `address`, with what each end insists on.
@@ -97,7 +117,9 @@ impl World {
         [ours, theirs]: [Option<&Security>; 2],
         [near, far]: [Probe; 2],
     ) -> Outcome {
-        let connect = connect(&self.near, address, near, ours, PATIENCE);
+        let outgoing = outgoing(address, self.plan.as_ref()).await;
+        let config = config();
+        let connect = self.near.connect_with(outgoing, address, &config, PATIENCE, near, ours);
         let accept = accept(&self.far, &mut *self.listener, far, theirs);
         tokio::join!(connect, accept)
     }

@@ -22,8 +22,8 @@ impl ChannelBuilder {
     ///
     /// [`connect`](Self::connect) then waits until the server has let the client in, and fails with
     /// the server's reason ([`ConnectError::Rejected`]) if it does not. Over `tcp://` and `rdma://`
-    /// it fails unless [`allow_clear_credentials`](Self::allow_clear_credentials) was called, as
-    /// nothing is encrypted there.
+    /// it fails unless TLS encrypts, or
+    /// [`allow_clear_credentials`](Self::allow_clear_credentials) was called.
     #[must_use]
     pub fn credentials(self, credentials: impl Into<Credentials>) -> Self {
         let credentials = credentials.into();
@@ -41,8 +41,8 @@ impl ChannelBuilder {
         self
     }
 
-    /// Sends credentials also over `tcp://` and `rdma://`, where everybody on the path can read
-    /// them and use them as their own.
+    /// Sends credentials also over `tcp://` and `rdma://` without encryption, where everybody on
+    /// the path can read them and use them as their own.
     #[must_use]
     pub fn allow_clear_credentials(mut self) -> Self {
         self.allows_clear_credentials = true;
@@ -75,7 +75,6 @@ impl ChannelBuilder {
     pub fn tls(mut self, tls: Tls) -> Self {
         let secured = |factory| Secured {
             factory: std::sync::Arc::new(factory),
-            is_protection_said: tls.is_protection_said(),
             expected: match tls.names_its_peer() {
                 true => ExpectedName::OfOptions,
                 false => ExpectedName::OfAddress,

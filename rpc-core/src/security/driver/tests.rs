@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use rpc_transport::protocol::lock::PARAMETERS_BYTES;
+use rpc_transport::protocol::lock::{FrameKey, PARAMETERS_BYTES, SealError};
 use rustls::crypto::ring::kx_group;
 use test_kit::certificates::rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
@@ -35,7 +35,8 @@ struct End {
 impl End {
     fn start(factory: &Factory, role: Role, host: Option<&str>) -> Self {
         let parameters = [role as u8 + 1; PARAMETERS_BYTES];
-        let driver = factory.start(Start::new(role, parameters, host)).unwrap();
+        let start = Start::new(role, parameters, host, Protection::Encrypt);
+        let driver = factory.start(start).unwrap();
         let mut end = Self { driver, sent: [0; 3], out: VecDeque::new() };
         end.write();
         end
@@ -132,6 +133,39 @@ fn run(client: &Tls, server: &Tls, host: Option<&str>) -> (Outcome, Outcome) {
 
 fn reason(outcome: Outcome) -> FailureReason {
     outcome.unwrap_err().reason
+}
+
+#[test]
+fn frame_keys_of_both_ends_match_and_advance() {
+    let mut ends = End::pair();
+    assert!(matches!(exchange(&mut ends), (_, [None, None])));
+    let [client, server] = ends.map(|mut end| {
+        let keys = end.driver.frame_keys().unwrap();
+        assert!(end.driver.frame_keys().is_err(), "nobody else has them");
+        keys
+    });
+    let header = [0x81; HEADER_BYTES];
+    for (mut from, mut to) in [(client.own, server.peer), (server.own, client.peer)] {
+        let mut last: Option<Vec<u8>> = None;
+        for _ in 0..50 {
+            let seal = |key: &dyn FrameKey, number| {
+                let mut payload = b"call".to_vec();
+                let tag = key.seal(number, &header, &mut payload).unwrap();
+                [&payload[..], &tag].concat()
+            };
+            let mut sealed = seal(&*from, 7);
+            assert_ne!(Some(&sealed), last.as_ref(), "the key did not change");
+            if let Some(mut old) = last.replace(sealed.clone()) {
+                assert_eq!(to.open(7, &header, &mut old), Err(SealError::Forged));
+            }
+            assert_eq!(to.open(8, &header, &mut sealed.clone()), Err(SealError::Forged));
+            assert_eq!(to.open(7, &[0x82; 8], &mut sealed.clone()), Err(SealError::Forged));
+            to.open(7, &header, &mut sealed).unwrap();
+            assert_eq!(sealed[..4], *b"call");
+            from.advance();
+            to.advance();
+        }
+    }
 }
 
 #[test]

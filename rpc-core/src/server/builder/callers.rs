@@ -157,11 +157,8 @@ impl ServerBuilder {
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Self {
-        let secured = |factory| Secured {
-            factory: Arc::new(factory),
-            is_protection_said: tls.is_protection_said(),
-            expected: ExpectedName::OfOptions,
-        };
+        let secured =
+            |factory| Secured { factory: Arc::new(factory), expected: ExpectedName::OfOptions };
         let factory = Factory::server(&tls).map_err(|error| error.to_string());
         self.config.secured = Some(factory.map(secured));
         self

@@ -23,7 +23,7 @@ use crate::message::received::Message;
 use crate::protocol::frame::{self, CONTROL_FRAME_MAX_BYTES, Frame, Kind};
 use crate::protocol::handshake::Features;
 use crate::protocol::link::{Inbound, Link, OnReturn};
-use crate::protocol::lock::{MAX_BYTES, MAX_FRAMES};
+use crate::protocol::lock::{MAX_BYTES, MAX_FRAMES, Opener, Sealer};
 
 /// A frame that arrived before there was a link.
 #[derive(Debug)]
@@ -106,10 +106,18 @@ impl<P: UpperLayer> Connection<P> {
         self.locked.as_mut()?.inbox.pop_front()
     }
 
-    /// The cause that a Close gives which arrived behind UNLOCKED.
-    pub(crate) fn take_parting(&mut self) -> Option<CloseCause> {
+    /// The cause that a Close gives which arrived behind UNLOCKED. `opener`: if frames are sealed.
+    pub(crate) fn take_parting(&mut self, mut opener: Option<Opener>) -> Option<CloseCause> {
         let locked = self.locked.as_mut().filter(|locked| locked.is_unlocking)?;
-        let last = locked.inbox.drain(..).next_back()?;
+        let mut last = None;
+        for mut arrived in locked.inbox.drain(..) {
+            if let Some(opener) = &mut opener {
+                let len = opener.open(arrived.imm, &mut arrived.bytes).ok()?;
+                arrived.bytes.truncate(len);
+            }
+            last = Some(arrived);
+        }
+        let last = last?;
         match frame::parse(&last.bytes, last.imm, Features::NONE) {
             Ok((Frame::Close(reason), _)) => Some(closed_by_peer(&reason)),
             _ => None,
@@ -146,6 +154,7 @@ impl<P: UpperLayer> Connection<P> {
         cq: &mut dyn CompletionQueue,
         unlocked: &[u8],
         (link, peer, on_return): (Link, &PeerIdentity, OnReturn),
+        sealing: Option<(Sealer, Opener)>,
     ) -> Result<(), CloseCause> {
         if self.take_lock().is_some_and(|arrived| !arrived.is_empty()) {
             return Err(CloseCause::Protocol("a frame arrived before the server unlocked".into()));
@@ -157,6 +166,9 @@ impl<P: UpperLayer> Connection<P> {
         let Some(transmit) = link.unlock(unlocked) else { return Ok(()) };
         self.send_path.post(cq, queue_pair, transmit)?;
         cq.flush();
+        if let Some((sealer, opener)) = sealing {
+            self.seal(sealer, opener);
+        }
         Ok(())
     }
 
@@ -168,11 +180,15 @@ impl<P: UpperLayer> Connection<P> {
     pub(crate) fn on_unlocked(
         &mut self,
         (mut link, peer, on_return): (Link, &PeerIdentity, OnReturn),
+        sealing: Option<(Sealer, Opener)>,
     ) -> Result<VecDeque<Arrived>, CloseCause> {
         let arrived = self.take_lock().unwrap_or_default();
         let taken = link.on_unlocked();
         taken.map_err(|error| CloseCause::Protocol(error.to_string().into()))?;
         self.set_link(link, peer, on_return);
+        if let Some((sealer, opener)) = sealing {
+            self.seal(sealer, opener);
+        }
         Ok(arrived)
     }
 
@@ -183,8 +199,8 @@ impl<P: UpperLayer> Connection<P> {
         now: Instant,
         arrived: VecDeque<Arrived>,
     ) {
-        for Arrived { imm, bytes } in arrived {
-            if let Err(cause) = self.on_late_frame(now, imm, &bytes) {
+        for arrived in arrived {
+            if let Err(cause) = self.on_late_frame(now, arrived) {
                 return self.fail(cq, &cause);
             }
         }
@@ -194,12 +210,17 @@ impl<P: UpperLayer> Connection<P> {
     fn on_late_frame(
         &mut self,
         now: Instant,
-        imm: Option<u32>,
-        bytes: &[u8],
+        Arrived { imm, mut bytes }: Arrived,
     ) -> Result<(), CloseCause> {
+        if let Some(opener) = &mut self.opener {
+            let opened = opener.open(imm, &mut bytes);
+            let len = opened.map_err(|error| CloseCause::Protocol(error.to_string().into()))?;
+            bytes.truncate(len);
+        }
         let Some(link) = &mut self.link else { return Ok(()) };
         let protocol = &self.protocol;
-        let message = match link.on_any_frame(now, imm, bytes, &|head| protocol.copies_tail(head)) {
+        let inbound = link.on_any_frame(now, imm, &bytes, &|head| protocol.copies_tail(head));
+        let message = match inbound {
             Ok(Inbound::Message { payload_at, slot }) => {
                 Message::copied(&bytes[payload_at..]).with_slot(slot)
             }

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use super::recv_buffers::RecvBuffers;
 use super::send_buffers::SendBuffers;
 use crate::device::connection_error::CloseCause;
-use crate::device::{CompletionQueue, PostError, QpHandle, RecvWr, SendOp, SendWr, Source};
+use crate::device::{
+    CompletionQueue, PostError, ProviderError, QpHandle, RecvWr, SendOp, SendWr, Source,
+};
 use crate::engine::deferred::Deferred;
 use crate::memory::region::Buffer;
 use crate::message::part::OutPart;
@@ -233,6 +235,19 @@ impl ConnectionQp {
 #[cold]
 pub(super) fn refused(error: &PostError) -> CloseCause {
     CloseCause::Device(error.to_string().into())
+}
+
+/// There is no memory for a WR.
+#[cold]
+pub(super) fn failed(error: &ProviderError) -> CloseCause {
+    CloseCause::Device(error.to_string().into())
+}
+
+/// The id of the WR that is `ahead` WRs from now (1: the next one); it is counted once it is
+/// posted.
+#[inline]
+pub(super) fn wr_id(queue_pair: &ConnectionQp, ahead: usize) -> u64 {
+    u64::from(queue_pair.sequence(ahead)) << TOKEN_BITS
 }
 
 /// Posts the drain WR. Unsignaled WRs that have succeeded give no flush completion, so a signaled

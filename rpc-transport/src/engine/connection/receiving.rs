@@ -96,6 +96,9 @@ impl<P: UpperLayer> Connection<P> {
         completion: &mut Completion,
         reposts: &mut Vec<RecvWr>,
     ) {
+        if self.opener.is_some() && self.on_sealed_recv(cq, completion, reposts) {
+            return;
+        }
         self.leave_fast_path();
         let Some(queue_pair) = &mut self.queue_pair else { return };
         let Some(left) = queue_pair.posted_recv.checked_sub(1) else {
@@ -248,7 +251,7 @@ fn push_to_full(reposts: &mut Vec<RecvWr>, buffer: Buffer) {
 /// Lends the buffer of a message that is not small, if another one can be posted in its place, or
 /// copies the message. That is what the frame of `len` bytes has from `payload_at` on.
 #[inline(never)]
-fn lend_or_copy(
+pub(super) fn lend_or_copy(
     queue_pair: &ConnectionQp,
     buffer: Buffer,
     payload_at: usize,

@@ -10,7 +10,8 @@
 //!    copied into staging buffers that stay registered.
 //! 3. A WR counts once it is posted: no completion is awaited of one that the device refused.
 
-use super::queue_pair::{ConnectionQp, InFlight, TOKEN_BITS, refused};
+use super::queue_pair::{ConnectionQp, InFlight, failed, refused, wr_id};
+use super::sealing::Sealing;
 use super::staging::Staging;
 use crate::device::connection_error::CloseCause;
 use crate::device::{
@@ -29,6 +30,8 @@ pub(crate) struct SendPath {
     has_remote_errors: bool,
     slices: SliceBytes,
     staging: Staging,
+    /// Set once all frames are sealed.
+    sealing: Option<Box<Sealing>>,
 }
 
 impl SendPath {
@@ -46,7 +49,13 @@ impl SendPath {
                 SliceBytes::WHOLE
             },
             staging: Staging::new(config),
+            sealing: None,
         }
+    }
+
+    /// Frames are sealed from now on. No frame may be posted inline.
+    pub(super) fn seal(&mut self, sealing: Sealing) {
+        self.sealing = Some(Box::new(sealing));
     }
 
     pub(super) fn domain(&self) -> &ProtectionDomain {
@@ -88,6 +97,13 @@ impl SendPath {
         self.staging.pools()
     }
 
+    #[cfg(any(test, feature = "model"))]
+    pub(super) fn skip_frames(&mut self, to: u64) {
+        if let Some(sealing) = &mut self.sealing {
+            sealing.skip_to(to);
+        }
+    }
+
     /// Posts the WRITEs of a frame, then the frame as a SEND: inline if the device takes it so,
     /// else from a registered buffer.
     #[inline]
@@ -100,8 +116,8 @@ impl SendPath {
         if !transmit.writes.is_empty() {
             return self.post_with_writes(cq, queue_pair, transmit);
         }
-        let wr = self.frame(queue_pair, &transmit, 1)?;
-        post_all(cq, queue_pair, &mut [wr])
+        let stamped = Stamped { signaled: transmit.signaled, token: transmit.token };
+        self.post_frame(cq, queue_pair, transmit.frame.parts(), transmit.imm, stamped)
     }
 
     /// Posts a frame that no link has made, as a signaled SEND.
@@ -113,7 +129,40 @@ impl SendPath {
         frame: &[u8],
     ) -> Result<(), CloseCause> {
         let stamped = Stamped { signaled: true, token: 0 };
-        let wr = self.send(queue_pair, (frame, &[]), None, stamped, 1)?;
+        self.post_frame(cq, queue_pair, (frame, &[]), None, stamped)
+    }
+
+    #[inline]
+    fn post_frame(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        queue_pair: &mut ConnectionQp,
+        parts: (&[u8], &[u8]),
+        imm: Option<u32>,
+        stamped: Stamped,
+    ) -> Result<(), CloseCause> {
+        if parts.0.len() + parts.1.len() > queue_pair.max_inline_bytes {
+            return self.post_copied(cq, queue_pair, parts, imm, stamped);
+        }
+        let wr = self.send(queue_pair, parts, imm, stamped, 1)?;
+        post_all(cq, queue_pair, &mut [wr])
+    }
+
+    /// Posts a frame that is not inline: it is copied, or sealed.
+    #[inline(never)]
+    fn post_copied(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        queue_pair: &mut ConnectionQp,
+        parts: (&[u8], &[u8]),
+        imm: Option<u32>,
+        stamped: Stamped,
+    ) -> Result<(), CloseCause> {
+        if let Some(sealing) = &mut self.sealing {
+            debug_assert!(imm.is_none(), "nothing authenticates an immediate");
+            return sealing.post(cq, queue_pair, &self.domain, parts, stamped);
+        }
+        let wr = self.send(queue_pair, parts, imm, stamped, 1)?;
         post_all(cq, queue_pair, &mut [wr])
     }
 
@@ -150,25 +199,12 @@ impl SendPath {
         stamped: Stamped,
         ring: Ring,
     ) -> Result<(), CloseCause> {
-        let wr = self.send(queue_pair, (message, &[]), None, stamped, 1)?;
-        post_all(cq, queue_pair, &mut [wr])?;
+        self.post_copied(cq, queue_pair, (message, &[]), None, stamped)?;
         ring_for(cq, ring);
         Ok(())
     }
 
-    /// The WR of a frame, `ahead` WRs from now (1: the next one).
-    #[inline]
-    fn frame<'a>(
-        &self,
-        queue_pair: &mut ConnectionQp,
-        transmit: &'a Transmit<'_>,
-        ahead: usize,
-    ) -> Result<SendWr<'a>, CloseCause> {
-        let stamped = Stamped { signaled: transmit.signaled, token: transmit.token };
-        self.send(queue_pair, transmit.frame.parts(), transmit.imm, stamped, ahead)
-    }
-
-    /// The WR of the bytes of a frame, `ahead` WRs from now.
+    /// The WR of the bytes of a frame, `ahead` WRs from now (1: the next one).
     #[inline]
     fn send<'a>(
         &self,
@@ -216,6 +252,10 @@ impl SendPath {
         transmit: &'a Transmit<'_>,
         stage: &mut Stage,
     ) -> Result<Vec<SendWr<'a>>, CloseCause> {
+        if self.sealing.is_some() {
+            // The link of a sealed connection has none, and nothing leaves in clear.
+            return Err(CloseCause::Device("a WRITE on a sealed connection".into()));
+        }
         let mut wrs = Vec::with_capacity(writes.len() + 1);
         for RemoteWrite { part, to } in writes {
             let source = self.source(queue_pair, part, stage).map_err(|error| failed(&error))?;
@@ -227,7 +267,11 @@ impl SendPath {
                 last.wr_id |= transmit.token;
                 last.signaled = transmit.signaled;
             }
-            _ => wrs.push(self.frame(queue_pair, transmit, wrs.len() + 1)?),
+            _ => {
+                let stamped = Stamped { signaled: transmit.signaled, token: transmit.token };
+                let (parts, ahead) = (transmit.frame.parts(), wrs.len() + 1);
+                wrs.push(self.send(queue_pair, parts, transmit.imm, stamped, ahead)?);
+            }
         }
         Ok(wrs)
     }
@@ -291,13 +335,6 @@ struct Stage {
     used: usize,
 }
 
-/// The id of the WR that is `ahead` WRs from now (1: the next one); it is counted once it is
-/// posted.
-#[inline]
-fn wr_id(queue_pair: &ConnectionQp, ahead: usize) -> u64 {
-    u64::from(queue_pair.sequence(ahead)) << TOKEN_BITS
-}
-
 /// Rings the doorbells that posts have left.
 #[inline]
 pub(super) fn ring_for(cq: &mut dyn CompletionQueue, ring: Ring) {
@@ -332,9 +369,4 @@ fn buffered<'a>(
     let text = |error: std::num::TryFromIntError| CloseCause::Device(error.to_string().into());
     let len = u32::try_from(first.len() + second.len()).map_err(text)?;
     Ok((Source::Buffer { buffer, start: 0, len }, is_last))
-}
-
-#[cold]
-fn failed(error: &ProviderError) -> CloseCause {
-    CloseCause::Device(error.to_string().into())
 }

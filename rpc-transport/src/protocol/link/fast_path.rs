@@ -30,7 +30,7 @@ impl Link {
     #[inline]
     pub(crate) fn on_plain_frame(&mut self, imm: Option<u32>, bytes: &[u8]) -> bool {
         let Some(grant) = frame::plain(bytes, imm) else { return false };
-        !self.is_closing() && !self.peer_closed && self.credits.on_data(grant).is_ok()
+        !self.is_closing() && self.refuses_plain == 0 && self.credits.on_data(grant).is_ok()
     }
 
     /// Plain frames have arrived, the last of them now.

@@ -15,7 +15,10 @@
 //! 4. Silence is counted in checks ("looks"): the peer is dead after `LOOKS` checks in a row, each
 //!    on time, without a sign of life. A late check means that this end itself did not listen: the
 //!    count starts again.
-//! 5. A peer that dies is found within twice the interval, the timeout and one check, counted from
+//! 5. On a sealed connection only frames that were opened are proofs of life. Bytes and their
+//!    acknowledgements, which anybody on the way can forge, put the end off: the peer is dead
+//!    after the interval and [`UNPROVEN`] timeouts without such a frame, unless a check was late.
+//! 6. A peer that dies is found within twice the interval, the timeout and one check, counted from
 //!    the last byte that moved or the last late check; within once the interval and the timeout if
 //!    no message was being sent.
 
@@ -28,6 +31,8 @@ use crate::protocol::link::LinkError;
 
 /// Checks of a silent peer before it counts as dead, spread evenly over the timeout.
 const LOOKS: u32 = 8;
+/// Timeouts that signs of life can put the end off which nothing authenticates.
+const UNPROVEN: u32 = 8;
 /// A check is late if it is later than one `LOOKS`-th of the timeout plus this: what schedulers and
 /// timers may take.
 const SCHEDULING: Duration = Duration::from_millis(100);
@@ -54,10 +59,14 @@ pub(super) struct KeepAlive {
     awaited: Option<Awaited>,
     pong_due: bool,
     seen: Moves,
+    /// Invariant 5.
+    trusts_frames_alone: bool,
 }
 
 #[derive(Debug)]
 struct Suspicion {
+    /// It began then, or with the last late check.
+    since: Instant,
     looked_at: Instant,
     /// Checks in a row, each on time, without a sign of life.
     looks: u32,
@@ -113,7 +122,13 @@ impl KeepAlive {
             awaited: None,
             pong_due: false,
             seen: Moves::default(),
+            trusts_frames_alone: false,
         }
+    }
+
+    /// Received frames are authenticated from now on, and nothing else is.
+    pub(super) fn trust_frames_alone(&mut self) {
+        self.trusts_frames_alone = true;
     }
 
     #[inline]
@@ -190,14 +205,19 @@ impl KeepAlive {
         let is_late = now.saturating_duration_since(at) > self.patience() + SCHEDULING;
         match &mut self.suspicion {
             None => {
-                self.suspicion = Some(Suspicion { looked_at: now, looks: 0 });
+                self.suspicion = Some(Suspicion { since: now, looked_at: now, looks: 0 });
                 self.ping_due = self.awaited.is_none();
             }
-            Some(_) if is_alive => self.on_received(now),
+            Some(_) if is_alive && !self.trusts_frames_alone => self.on_received(now),
             Some(suspicion) => {
                 suspicion.looked_at = now;
-                suspicion.looks = if is_late { 0 } else { suspicion.looks + 1 };
-                if suspicion.looks >= LOOKS {
+                suspicion.looks = if is_late || is_alive { 0 } else { suspicion.looks + 1 };
+                if is_late {
+                    suspicion.since = now;
+                }
+                let is_unproven = self.trusts_frames_alone
+                    && now.saturating_duration_since(suspicion.since) >= UNPROVEN * self.timeout;
+                if suspicion.looks >= LOOKS || is_unproven {
                     return Err(LinkError::PingTimeout(self.timeout));
                 }
             }

@@ -19,7 +19,7 @@
 //!    once. What `write` gave since leaves only after that.
 //! 5. The server seals one frame with [`Level::Application`], number 0, and the client opens it. A
 //!    server that refuses the client after step 3 may seal its reason in the same way.
-//! 6. The handshake is dropped.
+//! 6. [`Handshake::frame_keys`], if frames are to be sealed. The handshake is dropped.
 //!
 //! After an error nothing but [`Handshake::seal`] is called. Calls may come from different threads,
 //! one at a time, and never under a lock of this crate. All but `finish` must not wait: they run
@@ -29,6 +29,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+use super::sealing::FrameKeys;
 use crate::device::handshake_failure::HandshakeFailure;
 use crate::protocol::frame::HEADER_BYTES;
 
@@ -64,6 +65,21 @@ pub enum Protection {
     /// Nothing: frames are in clear after the handshake. It keeps strangers out, and nobody who
     /// can change packets on the way.
     Authenticate = 1,
+    /// Each frame is encrypted, and authenticated with its header. No memory is offered for the
+    /// peer to write.
+    Encrypt = 2,
+}
+
+impl Protection {
+    /// What connections over a transport have of this. Over `mem` and `shm` frames are in clear, as
+    /// the kernel keeps others away from them.
+    #[must_use]
+    pub fn over(self, scheme: &str) -> Self {
+        match scheme {
+            "mem" | "shm" => Self::Authenticate,
+            _ => self,
+        }
+    }
 }
 
 /// The input of [`HandshakeFactory::start`].
@@ -78,6 +94,8 @@ pub struct Start<'a> {
     /// The name that the server must prove: what the user said, or the host of the address that the
     /// user wrote. Never from a resolver. `None` at a server, and where the factory has a name.
     pub expected_name: Option<&'a str>,
+    /// What this connection will have.
+    pub protection: Protection,
 }
 
 impl<'a> Start<'a> {
@@ -87,14 +105,16 @@ impl<'a> Start<'a> {
         role: Role,
         parameters: [u8; PARAMETERS_BYTES],
         expected_name: Option<&'a str>,
+        protection: Protection,
     ) -> Self {
-        Self { role, parameters, expected_name }
+        Self { role, parameters, expected_name, protection }
     }
 }
 
 /// Makes the handshakes of a channel or a server, from its certificates and keys.
 pub trait HandshakeFactory: fmt::Debug + Send + Sync {
-    /// What this end insists on. The same for all connections of the factory.
+    /// What this end insists on over a network: see [`Protection::over`]. The same for all
+    /// connections of the factory.
     fn protection(&self) -> Protection;
 
     /// Begins the handshake of one connection. Called outside of locks; must not wait.
@@ -174,6 +194,12 @@ pub trait Handshake: Send {
     /// [`HandshakeFailure`], such as one by
     /// [`Denied`](crate::device::handshake_failure::FailureReason::Denied).
     fn finish(&mut self) -> Result<Secured, HandshakeFailure>;
+
+    /// The keys of [`Level::Application`], for all frames behind UNLOCKED. Called once, last.
+    ///
+    /// # Errors
+    /// [`HandshakeFailure`]: there are none.
+    fn frame_keys(&mut self) -> Result<FrameKeys, HandshakeFailure>;
 }
 
 /// What is known of the peer of a connection: the type belongs to the [`HandshakeFactory`].

@@ -10,10 +10,10 @@ use sha2::{Digest, Sha256};
 use super::driver::{
     Handshake, HandshakeFactory, Level, PARAMETERS_BYTES, Protection, Role, Secured, Start,
 };
+use super::sealing::{FrameKey, FrameKeys, SealError, TAG_BYTES};
 use crate::device::handshake_failure::{FailureReason, HandshakeFailure};
 use crate::protocol::frame::HEADER_BYTES;
 
-const TAG_BYTES: usize = 16;
 const CLIENT_HELLO: u8 = 1;
 const SERVER_HELLO: u8 = 2;
 const SERVER_PROOF: u8 = 8;
@@ -23,6 +23,62 @@ const NONCE_BYTES: usize = 8;
 /// The identity that a fake handshake proves: the name that the peer was made with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FakeIdentity(pub String);
+
+/// A key that is a checksum. It hides bytes from nobody but a search for them.
+#[derive(Debug)]
+pub struct FakeKey {
+    key: u64,
+    from: Role,
+    epoch: u64,
+}
+
+impl FakeKey {
+    /// For the frames of an end.
+    #[must_use]
+    pub const fn new(key: u64, from: Role) -> Self {
+        Self { key, from, epoch: 0 }
+    }
+
+    fn tag(&self, number: u64, header: &[u8], payload: &[u8]) -> [u8; TAG_BYTES] {
+        let hash = Sha256::new()
+            .chain_update(self.key.to_le_bytes())
+            .chain_update([self.from as u8])
+            .chain_update(self.epoch.to_le_bytes())
+            .chain_update(number.to_le_bytes())
+            .chain_update(header)
+            .chain_update(payload)
+            .finalize();
+        std::array::from_fn(|at| hash[at])
+    }
+}
+
+impl FrameKey for FakeKey {
+    fn seal(
+        &self,
+        number: u64,
+        header: &[u8; HEADER_BYTES],
+        payload: &mut [u8],
+    ) -> Result<[u8; TAG_BYTES], SealError> {
+        let tag = self.tag(number, header, payload);
+        payload.iter_mut().for_each(|byte| *byte ^= 0xa5);
+        Ok(tag)
+    }
+
+    fn open(
+        &self,
+        number: u64,
+        header: &[u8; HEADER_BYTES],
+        sealed: &mut [u8],
+    ) -> Result<(), SealError> {
+        let (payload, tag) = sealed.split_last_chunk_mut().ok_or(SealError::Forged)?;
+        payload.iter_mut().for_each(|byte| *byte ^= 0xa5);
+        if *tag == self.tag(number, header, payload) { Ok(()) } else { Err(SealError::Forged) }
+    }
+
+    fn advance(&mut self) {
+        self.epoch += 1;
+    }
+}
 
 /// Both ends that have the same key know each other.
 #[derive(Debug, Clone)]
@@ -37,6 +93,8 @@ pub struct FakeFactory {
     pub denied: Vec<String>,
     /// Called in [`Handshake::finish`].
     pub hook: Option<fn()>,
+    /// What it insists on.
+    pub protection: Protection,
     /// The last nonce: each handshake takes the next one.
     pub nonces: Arc<Mutex<u64>>,
 }
@@ -46,13 +104,15 @@ impl FakeFactory {
     #[must_use]
     pub fn new(key: u64, name: &str) -> Self {
         let name = name.to_owned();
-        Self { key, name, padding: 0, denied: vec![], hook: None, nonces: Arc::default() }
+        let protection = Protection::Authenticate;
+        let (denied, nonces) = (Vec::new(), Arc::default());
+        Self { key, name, padding: 0, denied, hook: None, protection, nonces }
     }
 }
 
 impl HandshakeFactory for FakeFactory {
     fn protection(&self) -> Protection {
-        Protection::Authenticate
+        self.protection
     }
 
     fn start(&self, start: Start<'_>) -> Result<Box<dyn Handshake>, HandshakeFailure> {
@@ -259,6 +319,13 @@ impl Handshake for Fake {
             return Err(failure(FailureReason::Denied, "denied by a rule"));
         }
         Ok(Secured::new(Arc::new(FakeIdentity(self.peer_name.clone()))))
+    }
+
+    fn frame_keys(&mut self) -> Result<FrameKeys, HandshakeFailure> {
+        self.check_keys(Level::Application)?;
+        let peer = if self.role == Role::Client { Role::Server } else { Role::Client };
+        let key = |from| Box::new(FakeKey::new(self.factory.key, from));
+        Ok(FrameKeys { own: key(self.role), peer: key(peer) })
     }
 }
 

@@ -9,7 +9,8 @@
 //! 2. [`LockedLink::on_frame`] for each frame of the peer, in order.
 //! 3. Once [`LockedLink::is_finish_due`]: [`LockedLink::finish`].
 //! 4. At a server that has finished: make the link, and send [`LockedLink::unlock`] as its first
-//!    frame. At a client [`LockedLink::is_unlocked`] turns true: make the link.
+//!    frame. At a client [`LockedLink::is_unlocked`] turns true: make the link. Either end takes
+//!    [`LockedLink::sealing`] if its frames are to be sealed from then on.
 //! 5. After an error post [`LockedLink::refusal`] and end the connection.
 //!
 //! Invariants:
@@ -26,6 +27,7 @@
 use std::collections::VecDeque;
 
 use super::driver::{Handshake, HandshakeFactory, Level, Role, Secured, Start};
+use super::sealing::{FrameKeys, Opener, Sealer};
 use super::set_up::Parameters;
 use crate::device::handshake_failure::{FailureReason, HandshakeFailure};
 use crate::protocol::frame::{self, CloseCode, CloseReason, Frame, HEADER_BYTES, Kind};
@@ -90,7 +92,9 @@ impl LockedLink {
         [own, peer]: [&Offer; 2],
     ) -> Result<Self, HandshakeFailure> {
         let role = parameters.role();
-        let handshake = factory.start(Start::new(role, parameters.to_bytes(), expected_name))?;
+        let bytes = parameters.to_bytes();
+        let start = Start::new(role, bytes, expected_name, parameters.protection());
+        let handshake = factory.start(start)?;
         let direction = |receiver: &Offer| Direction {
             level: Level::Initial,
             number: 0,
@@ -194,6 +198,21 @@ impl LockedLink {
             return frame;
         }
         refusal_in_clear(failure)
+    }
+
+    /// What seals and opens the frames behind UNLOCKED, which is the first frame of the server. For
+    /// an end that is unlocked.
+    ///
+    /// # Errors
+    /// [`HandshakeFailure`]: there are no keys.
+    pub fn sealing(mut self) -> Result<(Sealer, Opener), HandshakeFailure> {
+        debug_assert_eq!(self.phase, Phase::Unlocked);
+        let FrameKeys { own, peer } = self.handshake.frame_keys()?;
+        let [sealed, opened] = match self.role {
+            Role::Client => [0, 1],
+            Role::Server => [1, 0],
+        };
+        Ok((Sealer::new(own, sealed), Opener::new(peer, opened)))
     }
 
     fn fail(&mut self) {

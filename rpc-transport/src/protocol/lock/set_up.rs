@@ -42,7 +42,7 @@ pub struct SetUp<'a> {
     pub scheme: &'a str,
     /// Where both ends must be: boot and network namespace for `shm`, empty for others.
     pub place: &'a str,
-    /// What this end insists on.
+    /// What this end insists on, over this transport.
     pub protection: Protection,
     /// The exchange of `auto://`. At a client: if it asked. At a server: if its listener answers.
     pub exchange: Option<&'a Exchange>,
@@ -62,7 +62,7 @@ enum Route {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parameters {
     role: Role,
-    protection: u8,
+    protection: Protection,
     route: Route,
     set_up: [u8; SET_UP_BYTES],
     exchange: [u8; EXCHANGE_BYTES],
@@ -86,7 +86,7 @@ impl Parameters {
         });
         Self {
             role,
-            protection: protection as u8,
+            protection,
             route: match role {
                 Role::Client if exchange.is_some() => Route::Auto,
                 _ => Route::Direct,
@@ -102,12 +102,18 @@ impl Parameters {
         self.role
     }
 
+    /// What this end insists on.
+    #[must_use]
+    pub const fn protection(&self) -> Protection {
+        self.protection
+    }
+
     /// For [`Start::parameters`](super::Start::parameters).
     #[must_use]
     pub fn to_bytes(&self) -> [u8; PARAMETERS_BYTES] {
         let mut bytes = [0; PARAMETERS_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
-        bytes[4..7].copy_from_slice(&[VERSION, self.protection, self.route as u8]);
+        bytes[4..7].copy_from_slice(&[VERSION, self.protection as u8, self.route as u8]);
         bytes[8..40].copy_from_slice(&self.set_up);
         bytes[40..].copy_from_slice(&self.exchange);
         bytes
@@ -129,11 +135,12 @@ impl Parameters {
         if version != VERSION {
             return Err(broken("the peer's handshake is of another version"));
         }
-        if protection != self.protection {
+        let own = self.protection;
+        if protection != own as u8 {
             let text = format!(
-                "the peer insists on protection {protection}, this end on {}: set the same level \
-                 at both ends",
-                self.protection
+                "the peer insists on protection {protection}, this end on {} ({own:?}): set the \
+                 same level at both ends",
+                own as u8
             );
             let told = "the ends insist on different levels of protection";
             return Err(HandshakeFailure::new(FailureReason::OtherProtection, text, told));

@@ -1,3 +1,5 @@
+mod sealing;
+
 use super::fake::{FakeFactory, FakeIdentity};
 use super::*;
 use crate::protocol::config::LinkConfig;

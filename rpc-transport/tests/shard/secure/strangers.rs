@@ -18,36 +18,43 @@ use crate::raw::Raw;
 use crate::world::run;
 
 /// A raw client that keeps to the rules of set-up, and its part of the handshake.
-struct RawClient {
-    raw: Raw,
-    link: LockedLink,
+pub(super) struct RawClient {
+    pub(super) raw: Raw,
+    pub(super) link: LockedLink,
 }
 
 impl RawClient {
     async fn connect(address: &Address, scheme: &str) -> Self {
+        Self::connect_with(address, scheme, Protection::Authenticate).await
+    }
+
+    pub(super) async fn connect_with(
+        address: &Address,
+        scheme: &str,
+        protection: Protection,
+    ) -> Self {
         let features = Features::ARENA.with(Features::REPLY_SLOTS).with(Features::SECURE);
         let offer = Offer::new(&config(), features, 7);
         let request = offer.to_request();
         let (raw, reply) = Raw::request(address, &request).await.unwrap();
         let peer = Offer::from_reply(&reply).unwrap();
-        let (place, protection) = ("", Protection::Authenticate);
-        let set_up =
-            SetUp { request: &request, reply: &reply, scheme, place, protection, exchange: None };
+        let (request, reply) = (&request, &reply);
+        let set_up = SetUp { request, reply, scheme, place: "", protection, exchange: None };
         let parameters = Parameters::new(Role::Client, &set_up);
-        let factory = FakeFactory::new(1, "client");
+        let factory = FakeFactory { protection, ..FakeFactory::new(1, "client") };
         let link = LockedLink::new(&factory, parameters, None, [&offer, &peer]).unwrap();
         Self { raw, link }
     }
 
     /// Sends what is due.
-    fn send(&mut self) {
+    pub(super) fn send(&mut self) {
         while let Some(frame) = self.link.poll_transmit() {
             self.raw.post(SendOp::Send, &frame);
         }
     }
 
     /// Takes the server's part of the handshake.
-    async fn receive(&mut self) {
+    pub(super) async fn receive(&mut self) {
         while !self.link.is_finish_due() {
             for (imm, frame) in self.raw.bytes_of_frames().await {
                 self.link.on_frame(imm, &frame).unwrap();

@@ -6,7 +6,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use rpc_transport::engine::security::Security;
 use rpc_transport::protocol::lock::fake::FakeFactory;
 use rpc_transport::protocol::lock::{
-    Handshake, HandshakeFactory, HandshakeFailure, Level, Protection, Role, Secured, Start,
+    FrameKeys, Handshake, HandshakeFactory, HandshakeFailure, Level, Protection, Role, Secured,
+    Start,
 };
 use tokio::task::JoinSet;
 
@@ -113,6 +114,10 @@ impl Handshake for WatchedHandshake {
             tokio::task::block_in_place(|| self.watch.finish());
         }
         self.inner.finish()
+    }
+
+    fn frame_keys(&mut self) -> Result<FrameKeys, HandshakeFailure> {
+        self.inner.frame_keys()
     }
 }
 

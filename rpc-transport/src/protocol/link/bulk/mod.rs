@@ -76,6 +76,11 @@ impl WritePath {
         }
     }
 
+    /// Nothing is written: all bytes travel in frames.
+    pub(super) fn write_nothing(&mut self) {
+        self.max_writes = 0;
+    }
+
     /// The peer's arenas.
     pub(super) fn arenas(&self) -> &ArenaWriter {
         &self.arenas
@@ -344,6 +349,7 @@ impl Link {
 
     /// Handles the blocks that belong to no segment. Returns the slot that the peer offers.
     fn on_arena_blocks(&mut self, blocks: &Blocks) -> Result<Option<PeerSlot>, ProtocolError> {
+        let is_sealed = self.is_sealed();
         let (Some(path), Some(landing)) = (&mut self.write_path, self.assembly.landing_mut())
         else {
             return Err(ProtocolError::NotAgreed("arena"));
@@ -355,6 +361,9 @@ impl Link {
         if let Some(arena) = blocks.arena {
             self.bulk.unblock();
             match arena {
+                ArenaBlock::Advertise(_) if is_sealed => {
+                    return Err(ProtocolError::NotAgreed("arena on a sealed connection"));
+                }
                 ArenaBlock::Advertise(arena) => path.arenas.on_advertise(arena)?,
                 ArenaBlock::AskBack(arena) => path.arenas.on_ask_back(arena)?,
                 ArenaBlock::GivenUp(arena) => landing.on_given_up(arena)?,

@@ -295,3 +295,61 @@ fn healthy_pairs_live_and_dead_ones_are_found() {
         assert!(found <= 2 * INTERVAL + 2 * TIMEOUT, "{found:?}");
     }
 }
+
+fn sealed(rate: u64) -> World {
+    let mut world = World::both(rate);
+    world.ends.iter_mut().for_each(|end| end.keep.trust_frames_alone());
+    world
+}
+
+/// Somebody on the way withholds all frames, and forges bytes and what is acknowledged.
+fn forge(world: &mut World) {
+    if world.now.as_millis().is_multiple_of(4000) {
+        world.ends.iter_mut().for_each(|end| {
+            end.received += 8;
+            end.accepted = end.posted.min(end.accepted + 8);
+        });
+    }
+}
+
+#[test]
+fn forged_bytes_keep_no_sealed_link_alive() {
+    for at in (0..60).map(SECOND) {
+        let mut world = sealed(20_000);
+        (0..3).for_each(|_| world.ends[0].send(Kind::Data, SEGMENT));
+        world.run(at, |_| ());
+        world.cut = true;
+        world.run(at + 2 * (INTERVAL + UNPROVEN * TIMEOUT), forge);
+        for found in world.ends.map(|end| end.verdict.expect("a dead peer is found") - at) {
+            assert!(found <= INTERVAL + UNPROVEN * TIMEOUT + 2 * STEP, "{found:?}");
+        }
+    }
+    // They count where nothing is sealed.
+    let mut world = World::both(20_000);
+    world.cut = true;
+    world.run(SECOND(240), forge);
+    world.assert_alive();
+}
+
+#[test]
+fn sealed_pairs_live_as_others_do() {
+    let mut world = sealed(1_000_000);
+    world.run(SECOND(200), |world| {
+        if world.now.as_secs() % 3 == 0 && world.ends[0].out.len() < 6 {
+            world.ends[0].send(Kind::Data, SEGMENT);
+        }
+    });
+    world.assert_alive();
+    for stop in [1, 8, 30, 300].map(SECOND) {
+        let mut world = sealed(1_000_000);
+        world.run(SECOND(20), |_| ());
+        world.ends[0].stopped_until = SECOND(20) + stop;
+        world.ends[1].stopped_until = SECOND(22) + stop;
+        world.run(SECOND(120) + stop, |_| ());
+        world.assert_alive();
+    }
+    // The one that is not stopped gives the other up.
+    let mut world = sealed(1_000_000);
+    world.ends[1].stopped_until = Duration::MAX;
+    assert!(world.found_after(Duration::ZERO, |_| ()) <= INTERVAL + TIMEOUT + 2 * STEP);
+}
