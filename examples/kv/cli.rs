@@ -141,8 +141,7 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
 
-    /// Serve with TLS: a directory with server.pem, server-key.pem and ca.pem. It encrypts nothing
-    /// yet
+    /// Serve with TLS: a directory with server.pem, server-key.pem and ca.pem
     #[cfg(feature = "tls")]
     #[arg(long, value_name = "DIR")]
     pub(crate) tls: Option<PathBuf>,

@@ -73,8 +73,7 @@ pub(crate) struct Common {
     #[arg(long, value_name = "SPIFFE_ID", requires = "tls", global = true)]
     pub(crate) expect_peer: Option<String>,
 
-    /// How TLS protects what is sent over a network. `authenticate` keeps strangers out and
-    /// encrypts nothing; there is no other one yet
+    /// How TLS protects what is sent over a network, as the server does [default: encrypt]
     #[arg(long, value_enum, requires = "tls", global = true)]
     pub(crate) protection: Option<ProtectionName>,
 
@@ -95,6 +94,8 @@ pub(crate) enum CodecName {
 pub(crate) enum ProtectionName {
     /// Both ends prove who they are; frames are in clear
     Authenticate,
+    /// All frames are encrypted, too
+    Encrypt,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]

@@ -156,6 +156,7 @@ fn client_tls(directory: &Path, common: &Common) -> Result<Tls> {
     Ok(match common.protection {
         None => tls,
         Some(ProtectionName::Authenticate) => tls.protection(Protection::Authenticate),
+        Some(ProtectionName::Encrypt) => tls.protection(Protection::Encrypt),
     })
 }
 

@@ -98,13 +98,17 @@ fn servers_with_tls_are_called() {
     let dir = to.0.display().to_string();
     assert!(cert(&["dev", "--dir", &dir, "--names", "127.0.0.1"]).status.success());
     let server = Tls::from_pem(to.file("server.pem"), to.file("server-key.pem"), to.file("ca.pem"));
-    let server = server.unwrap().protection(Protection::Authenticate);
-    for scheme in ["shm", "tcp"] {
+    let server = server.unwrap();
+    for (scheme, protection, said) in [
+        ("shm", Protection::Encrypt, "authenticate"),
+        ("tcp", Protection::Encrypt, "encrypt"),
+        ("tcp", Protection::Authenticate, "authenticate"),
+    ] {
         let allow = Allow::nobody().rule(&["spiffe://dev.local/client"], &["*", "rpc.Reflect.*"]);
-        let (tls, allow) = (server.clone(), allow.unwrap());
+        let (tls, allow) = (server.clone().protection(protection), allow.unwrap());
         let world = World::start(scheme, |builder| builder.reflection().tls(tls).allow(allow));
         let id = ["--tls", &dir, "--expect-peer", "spiffe://dev.local/server"];
-        let said = ["--protection", "authenticate"];
+        let said = ["--protection", said];
         assert!(world.good("list", &[&id[..], &said].concat(), "").contains("Store"));
         world.bad("list", &[], "", &["this server requires TLS"]);
         let other = ["--tls", &dir, "--expect-peer", "spiffe://dev.local/other"];
@@ -112,8 +116,11 @@ fn servers_with_tls_are_called() {
         match scheme {
             // The host in the address is the name.
             "tcp" => {
-                world.good("list", &["--tls", &dir, "--protection", "authenticate"], "");
-                world.bad("list", &id, "", &["Protection::Authenticate"]);
+                world.good("list", &["--tls", &dir, said[0], said[1]], "");
+                match protection {
+                    Protection::Encrypt => _ = world.good("list", &id, ""),
+                    _ => world.bad("list", &id, "", &["set the same level at both ends"]),
+                }
             }
             _ => world.bad("list", &["--tls", &dir], "", &["expect_peer"]),
         }
