@@ -3,14 +3,22 @@
 //!
 //! The oracle: the end takes frames only in the order of the true handshake, keeps its bounds, and
 //! unlocks only for the peer that has the key.
+//!
+//! Behind UNLOCKED: one direction of sealed frames, with somebody on the way who does the same. The
+//! oracle: what is opened is what was sealed, in that order, up to the first frame that is not.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use rpc_transport::protocol::config::LinkConfig;
-use rpc_transport::protocol::frame::handshake_header;
+use rpc_transport::protocol::credit::Grant;
+use rpc_transport::protocol::frame::{HEADER_BYTES, Kind, handshake_header, header};
 use rpc_transport::protocol::handshake::{Features, Offer};
-use rpc_transport::protocol::lock::fake::FakeFactory;
-use rpc_transport::protocol::lock::{LockedLink, MAX_FRAMES, Parameters, Protection, Role, SetUp};
+use rpc_transport::protocol::lock::fake::{FakeFactory, FakeKey};
+use rpc_transport::protocol::lock::{
+    LockedLink, MAX_FRAMES, Opener, Parameters, Protection, REKEY_FRAMES, Role, Sealer, SetUp,
+    TAG_BYTES,
+};
 use test_kit::Rng;
 
 use crate::Steps;
@@ -21,6 +29,9 @@ pub struct Tally {
     pub runs: u32,
     pub unlocked: u32,
     pub refused: u32,
+    /// Sealed frames that were opened, and directions that a forged one has ended.
+    pub opened: u32,
+    pub broken: u32,
 }
 
 impl Tally {
@@ -28,11 +39,15 @@ impl Tally {
         self.runs += other.runs;
         self.unlocked += other.unlocked;
         self.refused += other.refused;
+        self.opened += other.opened;
+        self.broken += other.broken;
     }
 
     pub fn check(&self) {
         assert!(self.unlocked * 100 > self.runs, "few unlocked: {self:?}");
         assert!(self.refused * 4 > self.runs, "few were refused: {self:?}");
+        assert!(self.opened > self.runs, "few frames were opened: {self:?}");
+        assert!(self.broken * 4 > self.runs, "few were forged: {self:?}");
     }
 }
 
@@ -152,5 +167,71 @@ pub fn run(rng: &mut Rng) -> Tally {
         assert!(!end.is_finished() || knows_key, "a stranger was let in");
     }
     tally.unlocked = u32::from(end.is_finished() && !is_over);
+    sealed(rng, &mut tally);
     tally
+}
+
+/// Seals the next frame, of which `payload` is behind the header.
+fn next_sealed(sealer: &mut Sealer, payload: &[u8]) -> Vec<u8> {
+    let header = header(Kind::Data, Grant::default());
+    let mut frame = [&header[..], payload, &[0; TAG_BYTES]].concat();
+    sealer.seal(&mut frame).expect("a fake key seals");
+    frame
+}
+
+/// Runs one direction behind UNLOCKED.
+fn sealed(rng: &mut Rng, tally: &mut Tally) {
+    let key = || Box::new(FakeKey::new(1, Role::Client));
+    let first = rng.pick(&[0, 1, REKEY_FRAMES - 4]);
+    let (mut sealer, mut opener) = (Sealer::new(key(), first), Opener::new(key(), first));
+    // Sealed frames on their way with what is in them, and what is to be opened next.
+    let (mut wire, mut due) = (VecDeque::new(), VecDeque::new());
+    let (mut is_touched, mut is_broken) = (false, false);
+    let mut steps = Steps::new(rng, 40);
+    while steps.next(rng) {
+        let len = rng.index(20);
+        let payload = rng.bytes(len);
+        wire.push_back(next_sealed(&mut sealer, &payload));
+        due.push_back(payload);
+        let (is_true, frame) = match rng.below(12) {
+            0 if wire.len() > 1 => {
+                wire.swap(0, 1);
+                (false, wire.pop_front())
+            }
+            1 => {
+                wire.pop_front();
+                (false, wire.pop_front())
+            }
+            2 => (false, wire.front().cloned().filter(|_| wire.len() > 1)),
+            3 => {
+                let len = rng.index(40);
+                (false, Some(rng.bytes(len)))
+            }
+            4 => {
+                let changed = wire.pop_front().map(|mut frame| {
+                    let at = rng.index(frame.len());
+                    frame[at] ^= 1 << rng.below(8);
+                    frame
+                });
+                (false, changed)
+            }
+            // Nothing arrives.
+            5 => continue,
+            _ => (true, wire.pop_front()),
+        };
+        is_touched |= !is_true;
+        let Some(mut frame) = frame else { continue };
+        match opener.open(None, &mut frame) {
+            Ok(len) => {
+                assert!(!is_broken, "a frame is opened behind one that was not");
+                assert_eq!(Some(&frame[HEADER_BYTES..len]), due.pop_front().as_deref());
+                tally.opened += 1;
+            }
+            Err(error) => {
+                assert!(is_touched, "a frame is refused that nobody touched: {error}");
+                tally.broken += u32::from(!is_broken);
+                is_broken = true;
+            }
+        }
+    }
 }
