@@ -327,7 +327,7 @@ async fn both_ends_handlers_call_each_other(scheme: Scheme) {
         let mut office = Office::open_at(&scheme.fresh_address(), few).await;
         let (send, _news) = unbounded_channel();
         let handset = Handset { news: send, gate: Arc::default() };
-        let served = tests::device::server()
+        let served = tests::device::served()
             .add_service(PhoneServer::new(handset))
             .max_calls_per_connection(at_phone);
         let line = office.call_with(|builder| builder.serve_with(served)).await;
@@ -480,7 +480,7 @@ async fn limits_of_what_a_client_serves(scheme: Scheme) {
     let log = Arc::clone(&seen);
     let (send, _news) = unbounded_channel();
     let handset = Handset { news: send, gate: Arc::default() };
-    let served = tests::device::server()
+    let served = tests::device::served()
         .layer(move |inner| {
             log.lock().push(inner.descriptor().name);
             inner

@@ -95,7 +95,10 @@ async fn both_ways(client: &ProbeClient, size: usize, seed: u64) {
 
 async fn small_receive_buffers_carry_large_messages(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
-    let link = LinkConfig::default().receive_buffer_bytes(256).data_credits(4).send_queue_slots(3);
+    // A handshake needs more.
+    let (bytes, credits) = if tests::device::has_tls() { (4096, 8) } else { (256, 4) };
+    let link = LinkConfig::default().receive_buffer_bytes(bytes).data_credits(credits);
+    let link = link.send_queue_slots(3);
     let client = world.client_with(|builder| builder.link(link)).await;
     for (seed, size) in [(1, 200), (2, 256), (3, 5000), (4, 300_000)] {
         both_ways(&client, size, seed).await;

@@ -29,6 +29,8 @@ fn cycles(scheme: Scheme) -> (u64, u64) {
     match scheme {
         // The messages of the warm-up fill every shared receive once.
         Scheme::ShmName | Scheme::Tcp if tests::device::shares_recvs() => (10_000, 2_000),
+        // Handshakes of debug builds take milliseconds.
+        Scheme::ShmName | Scheme::Tcp if tests::device::has_tls() => (200, 1_000),
         Scheme::ShmName | Scheme::Tcp if !tests::device::is_chosen() => (200, 10_000),
         #[cfg(feature = "verbs")]
         Scheme::Rdma => (20, 1_000),

@@ -7,6 +7,9 @@
 //!
 //! With `RPC_TEST_SHARED_RECVS=1` the connections of servers that are configured here share their
 //! receives, also in the programs that the tests start.
+//!
+//! With the feature `tls` and `RPC_TEST_TLS=1` servers and channels that are configured here have
+//! TLS, also in the programs that the tests start. Their keys are of no use for anything else.
 
 use rpc_core::transport::FaultPlan;
 use rpc_core::{Channel, ChannelBuilder, LinkConfig, Server, ServerBuilder};
@@ -20,11 +23,20 @@ use rpc_transport::device::{Capabilities, DeviceAttributes};
 /// When `RPC_TEST_DEVICE` is not a kind of device.
 #[must_use]
 pub fn server() -> ServerBuilder {
-    let server = Server::builder().link(server_link(LinkConfig::default()));
+    let mut server = served();
+    if has_tls() {
+        server = with_tls(server);
+    }
     match plan() {
         Some(plan) => server.faults(plan),
         None => server,
     }
+}
+
+/// Configures what a channel serves.
+#[must_use]
+pub fn served() -> ServerBuilder {
+    Server::builder().link(server_link(LinkConfig::default()))
 }
 
 /// The links of a server that configures its own.
@@ -45,10 +57,50 @@ pub fn shares_recvs() -> bool {
 /// Like [`server`].
 #[must_use]
 pub fn channel() -> ChannelBuilder {
-    match plan() {
-        Some(plan) => Channel::builder().faults(plan),
-        None => Channel::builder(),
+    let mut channel = Channel::builder();
+    if has_tls() {
+        channel = channel_with_tls(channel);
     }
+    match plan() {
+        Some(plan) => channel.faults(plan),
+        None => channel,
+    }
+}
+
+/// Whether servers and channels have TLS.
+///
+/// # Panics
+/// They should, and these tests were built without it.
+#[must_use]
+pub fn has_tls() -> bool {
+    let has_tls = std::env::var_os("RPC_TEST_TLS").is_some_and(|value| value != "0");
+    assert!(!has_tls || cfg!(feature = "tls"), "RPC_TEST_TLS needs the feature `tls`");
+    has_tls
+}
+
+#[cfg(feature = "tls")]
+fn with_tls(server: ServerBuilder) -> ServerBuilder {
+    server.tls(tls(include_str!("server-key.pem"), include_str!("client-public.pem")))
+}
+
+#[cfg(feature = "tls")]
+fn channel_with_tls(channel: ChannelBuilder) -> ChannelBuilder {
+    channel.tls(tls(include_str!("client-key.pem"), include_str!("server-public.pem")))
+}
+
+#[cfg(not(feature = "tls"))]
+fn with_tls(server: ServerBuilder) -> ServerBuilder {
+    server
+}
+
+#[cfg(not(feature = "tls"))]
+fn channel_with_tls(channel: ChannelBuilder) -> ChannelBuilder {
+    channel
+}
+
+#[cfg(feature = "tls")]
+fn tls(own: &str, peer: &str) -> rpc_core::security::Tls {
+    rpc_core::security::Tls::raw_keys(own, [peer]).expect("keys of these tests")
 }
 
 /// Whether `RPC_TEST_DEVICE` names a device.
