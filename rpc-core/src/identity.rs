@@ -48,6 +48,26 @@ pub(crate) struct Proof {
     pub(crate) protection: Protection,
     /// The name of the cipher suite.
     pub(crate) suite: &'static str,
+    /// What it was verified by; `None` if the peer has shown nothing.
+    pub(crate) shown: Option<Arc<Shown>>,
+    /// Of what this end trusted, at the beginning of the handshake.
+    pub(crate) generation: u64,
+    pub(crate) binding: Option<Binding>,
+}
+
+/// Certificates, as DER: that of the peer first, then those between it and an authority. Or its raw
+/// key.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Shown(pub(crate) Vec<Vec<u8>>);
+
+/// Bytes that only the two ends of a connection have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Binding(pub(crate) [u8; 32]);
+
+impl fmt::Debug for Binding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Binding(..)")
+    }
 }
 
 impl Proof {
@@ -59,7 +79,8 @@ impl Proof {
     #[cfg(test)]
     pub(crate) fn with_id(id: &str) -> Self {
         let certificate = Some(Certificate::of_key([0; 32]).with_spiffe(id));
-        Self { certificate, protection: Protection::Authenticate, suite: "" }
+        let protection = Protection::Authenticate;
+        Self { certificate, protection, suite: "", shown: None, generation: 0, binding: None }
     }
 }
 
@@ -97,6 +118,19 @@ impl Identity {
     /// The peer with what its handshake has proven.
     pub(crate) fn proven(self, proof: Option<Arc<Proof>>) -> Self {
         Self { proof, ..self }
+    }
+
+    #[cfg(feature = "tls")]
+    pub(crate) fn proof(&self) -> Option<&Arc<Proof>> {
+        self.proof.as_ref()
+    }
+
+    /// Bytes that only the two ends of this connection have, and no other connection, where it has
+    /// TLS (a TLS exporter). A token that is made for them is of no use on another
+    /// connection to a peer that sees it.
+    #[must_use]
+    pub fn channel_binding(&self) -> Option<&[u8; 32]> {
+        Some(&self.proof.as_ref()?.binding.as_ref()?.0)
     }
 
     /// The verified certificate or key of the peer, where the connection has TLS.

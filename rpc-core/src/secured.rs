@@ -3,18 +3,43 @@
 //! Owns the rules of which addresses may be used with it. Exists without the feature `tls`, too;
 //! nobody can make one then.
 
+use std::fmt;
 use std::sync::Arc;
 
 use rpc_transport::address::Address;
+use rpc_transport::device::PeerIdentity;
 use rpc_transport::engine::security::Security;
 use rpc_transport::protocol::config::{ConfigError, LinkConfig};
-use rpc_transport::protocol::lock::{HandshakeFactory, Protection};
+use rpc_transport::protocol::lock::{HandshakeFactory, HandshakeFailure, Protection};
+
+use crate::endpoint::connection_context::ConnectionContext;
+use crate::endpoint::ended::OnEvent;
+use crate::identity::Identity;
 
 /// How the connections of a channel or a server are secured.
 #[derive(Debug, Clone)]
 pub(crate) struct Secured {
-    pub(crate) factory: Arc<dyn HandshakeFactory>,
+    pub(crate) keeper: Arc<dyn Keep>,
     pub(crate) expected: ExpectedName,
+}
+
+/// What goes on behind the handshakes of a channel or a server.
+pub(crate) trait Keep: fmt::Debug + Send + Sync {
+    /// Starts it, if it does not run. To be called in a runtime, before the first handshake there.
+    fn begin(self: Arc<Self>);
+
+    /// Makes handshakes; with a client, if the user is to be asked about it in them.
+    fn handshakes(&self, peer: Option<&PeerIdentity>) -> Arc<dyn HandshakeFactory>;
+
+    /// Asks the user about a server.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    fn ask(&self, peer: &Identity) -> Result<(), HandshakeFailure>;
+
+    /// Watches over a connection from now on. `owner`: the channel of it, which makes another one
+    /// when it learns that the peer goes away.
+    fn keep(&self, connection: &Arc<ConnectionContext>, owner: Option<OnEvent>);
 }
 
 /// The source of the name that a server must prove. All of them are words of the user.
@@ -50,7 +75,7 @@ impl Secured {
 
     /// Whether connections to this address are encrypted.
     pub(crate) fn encrypts(&self, address: &Address) -> bool {
-        self.factory.protection().over(address.scheme()) >= Protection::Encrypt
+        self.keeper.handshakes(None).protection().over(address.scheme()) >= Protection::Encrypt
     }
 
     /// Checks a configuration of the link that both ends of a secured connection depend on.
@@ -63,7 +88,7 @@ impl Secured {
 
     /// For a connection to an address, as the user wrote it.
     pub(crate) fn security(&self, address: &Address) -> Security {
-        let security = Security::new(Arc::clone(&self.factory));
+        let security = Security::new(self.keeper.handshakes(None));
         let name = match &self.expected {
             ExpectedName::OfAddress => host(address),
             ExpectedName::Host(host) => Some(host.as_str()),

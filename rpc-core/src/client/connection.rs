@@ -380,6 +380,7 @@ async fn bring_up(
     let Resolved { mut outgoing, address, reason, exchange, .. } = resolved;
     let secure = |secured: &Secured| {
         secured.check(target).map_err(ConnectError::Config)?;
+        Arc::clone(&secured.keeper).begin();
         Ok::<_, ConnectError>(secured.security(target).with_exchange(exchange))
     };
     let security = options.secured.as_ref().map(secure).transpose()?;
@@ -423,7 +424,7 @@ async fn bring_up(
         }
     });
     let mut peer = RpcEndpoint::new(Role::Client, *limits, bulk, *min_part_bytes, queue, memory)
-        .reporting_to(on_event)
+        .reporting_to(Arc::clone(&on_event))
         .placed_on(&shard)
         .closing_when_idle(options.max_connection_idle)
         .counting(Arc::clone(&options.counts.methods));
@@ -465,6 +466,18 @@ async fn bring_up(
         runtime,
         load: options.rules.as_ref().map(|rules| Load::new(rules, end_point)),
     };
+    if let Some(secured) = &options.secured {
+        let keep = |connection: &Connection, path: &Path| {
+            secured.keeper.ask(&path.identity)?;
+            let context = connection.shard.look(connection.key, |peer| Arc::clone(peer.context()));
+            context.iter().for_each(|context| {
+                secured.keeper.keep(context, Some(Arc::clone(&on_event)));
+            });
+            Ok(())
+        };
+        let kept = connection.path().map_or(Ok(()), |path| keep(&connection, path));
+        kept.map_err(|failure| ConnectError::Handshake { address: target.clone(), failure })?;
+    }
     if let Some(hello) = hello {
         admitted(&connection, target, hello).await?;
         if is_stopped {

@@ -338,6 +338,13 @@ impl Context {
         }
     }
 
+    /// Bytes that only the two ends of the call's connection have, where it has TLS:
+    /// [`Identity::channel_binding`](crate::identity::Identity::channel_binding).
+    #[must_use]
+    pub fn channel_binding(&self) -> Option<&[u8; 32]> {
+        self.identity()?.channel_binding()
+    }
+
     /// The connection of the call.
     pub(crate) fn connected(&self) -> Option<&Arc<ConnectionContext>> {
         match &self.caller {

@@ -185,6 +185,10 @@ impl RpcEndpoint {
         &self.connection_context.identity
     }
 
+    pub(crate) fn context(&self) -> &Arc<ConnectionContext> {
+        &self.connection_context
+    }
+
     /// Holds a connection permit until the QP has been destroyed.
     pub(crate) fn holding(mut self, place: OwnedSemaphorePermit) -> Self {
         self.place = Some(place);

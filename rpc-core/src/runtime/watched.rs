@@ -58,7 +58,7 @@ impl<T: Copy> Watched<T> {
         Self(Arc::new(Closing(Arc::new(Mutex::new(value)))))
     }
 
-    #[cfg(feature = "macros")]
+    #[cfg(any(feature = "macros", feature = "tls"))]
     pub(crate) fn get(&self) -> T {
         self.0.0.lock().now
     }

@@ -116,6 +116,21 @@ pub(super) fn fields(certificate: &[u8]) -> Option<Fields<'_>> {
     Some(fields)
 }
 
+/// When a list of revoked certificates was made, and when the next one is due, if it says that.
+pub(super) fn list_times(list: &[u8]) -> Option<(SystemTime, Option<SystemTime>)> {
+    let mut whole = Reader(Reader(list).take(SEQUENCE)?);
+    let mut inner = Reader(whole.take(SEQUENCE)?);
+    inner.take_if(INTEGER);
+    inner.take(SEQUENCE)?; // Algorithm of the signature.
+    inner.take(SEQUENCE)?; // Issuer.
+    let made = time(inner.any()?)?;
+    let next = match inner.0.first() {
+        Some(&(UTC_TIME | GENERALIZED_TIME)) => Some(time(inner.any()?)?),
+        _ => None,
+    };
+    Some((made, next))
+}
+
 fn extension<'a>(bytes: &'a [u8], fields: &mut Fields<'a>) -> Option<()> {
     let mut reader = Reader(bytes);
     let id = reader.take(OBJECT_ID)?;

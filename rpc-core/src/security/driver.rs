@@ -15,6 +15,7 @@ mod tests;
 use std::fmt;
 use std::sync::Arc;
 
+use rpc_transport::device::PeerIdentity;
 use rpc_transport::protocol::frame::HEADER_BYTES;
 use rpc_transport::protocol::lock::{
     FailureReason, FrameKeys, Handshake, HandshakeFactory, HandshakeFailure, Level, Protection,
@@ -26,26 +27,27 @@ use rustls::quic::{
     Version,
 };
 
-use super::provider::{DirectionKey, sha256};
+use super::provider::DirectionKey;
+use super::proving::{Kept, internal, prove};
 use super::refusal::failure;
 use super::tls::{ClientSetup, Tls};
-use super::verify::read;
-use crate::identity::{Certificate, Proof};
 
 /// Makes the handshakes of one server, or of one channel.
+#[derive(Clone)]
 pub(crate) struct Factory {
+    tls: Arc<Tls>,
     protection: Protection,
     side: Side,
-    has_raw_keys: bool,
+    kept: Arc<Kept>,
+    /// The client, about which the user is asked before it is let in.
+    peer: Option<PeerIdentity>,
 }
 
+#[derive(Clone)]
 enum Side {
     Server(Arc<ServerConfig>),
     /// The name that the server must prove is that of the channel, or else of the address.
-    Client {
-        named: Option<ClientSetup>,
-        tls: Tls,
-    },
+    Client(Option<ClientSetup>),
 }
 
 impl Factory {
@@ -64,12 +66,17 @@ impl Factory {
     pub(crate) fn client(tls: &Tls) -> Result<Self, super::TlsError> {
         tls.check()?;
         let named = tls.names_its_peer().then(|| tls.client(None)).transpose()?;
-        Ok(Self::new(tls, Side::Client { named, tls: tls.clone() }))
+        Ok(Self::new(tls, Side::Client(named)))
     }
 
     fn new(tls: &Tls, side: Side) -> Self {
         let protection = tls.said_protection().unwrap_or(Protection::Encrypt);
-        Self { protection, side, has_raw_keys: tls.has_raw_keys() }
+        Self { tls: Arc::new(tls.clone()), protection, side, kept: Arc::default(), peer: None }
+    }
+
+    /// For the handshake with this peer.
+    pub(super) fn with(&self, peer: &PeerIdentity) -> Self {
+        Self { peer: Some(peer.clone()), ..self.clone() }
     }
 }
 
@@ -81,15 +88,17 @@ impl HandshakeFactory for Factory {
     fn start(&self, start: Start<'_>) -> Result<Box<dyn Handshake>, HandshakeFailure> {
         let parameters = start.parameters.to_vec();
         let unusable = |error: rustls::Error| failure(&error, None);
+        // Before anything is verified.
+        let generation = self.tls.live().generation();
         let connection = match (&self.side, start.role) {
             (Side::Server(config), Role::Server) => {
                 ServerConnection::new(Arc::clone(config), Version::V1, parameters)
                     .map(Connection::Server)
                     .map_err(unusable)?
             }
-            (Side::Client { named, tls }, Role::Client) => {
+            (Side::Client(named), Role::Client) => {
                 let of_host = || {
-                    tls.client(start.expected_name).map_err(|error| {
+                    self.tls.client(start.expected_name).map_err(|error| {
                         let text = error.to_string();
                         HandshakeFailure::new(FailureReason::Configuration, text, "")
                     })
@@ -108,7 +117,8 @@ impl HandshakeFactory for Factory {
             write_level: Level::Initial,
             next: None,
             protection: start.protection,
-            has_raw_keys: self.has_raw_keys,
+            generation,
+            factory: self.clone(),
         }))
     }
 }
@@ -127,8 +137,11 @@ struct Driver {
     /// The secrets of the keys after those.
     next: Option<Secrets>,
     write_level: Level,
+    /// Of this connection.
     protection: Protection,
-    has_raw_keys: bool,
+    /// Of the files, when it began.
+    generation: u64,
+    factory: Factory,
 }
 
 impl Driver {
@@ -229,23 +242,10 @@ impl Handshake for Driver {
         if !self.is_complete() {
             return Err(internal("it is not complete"));
         }
-        let shown = self.connection.peer_certificates().and_then(<[_]>::first);
-        let said = |shown: &rustls::pki_types::CertificateDer<'_>| {
-            if self.has_raw_keys {
-                return Some(Certificate::of_key(sha256(shown)));
-            }
-            read(shown).map(|(certificate, _)| certificate)
-        };
-        let certificate = match shown.map(said) {
-            None => None,
-            Some(Some(certificate)) => Some(certificate),
-            // It was read when it was verified.
-            Some(None) => return Err(internal("the peer's certificate cannot be read")),
-        };
-        let protection = self.protection;
-        let suite = self.connection.negotiated_cipher_suite();
-        let suite = suite.and_then(|suite| suite.suite().as_str()).unwrap_or_default();
-        Ok(Secured::new(Arc::new(Proof { certificate, protection, suite })))
+        let Factory { tls, kept, peer, .. } = &self.factory;
+        let of = (self.protection, self.generation);
+        let proof = prove(tls, kept, of, peer.as_ref(), &self.connection)?;
+        Ok(Secured::new(proof))
     }
 
     fn frame_keys(&mut self) -> Result<FrameKeys, HandshakeFailure> {
@@ -263,9 +263,4 @@ impl Handshake for Driver {
             peer: Box::new(DirectionKey::new(remote.packet, next_of_peer)),
         })
     }
-}
-
-fn internal(text: &str) -> HandshakeFailure {
-    let text = format!("the TLS handshake failed at this end: {text}");
-    HandshakeFailure::new(FailureReason::Internal, text, "the handshake failed")
 }

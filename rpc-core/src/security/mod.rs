@@ -9,14 +9,20 @@
 
 mod der;
 mod driver;
+mod keeper;
+mod leaf;
+mod life;
+mod live;
 mod pem;
 mod provider;
+mod proving;
 mod refusal;
 mod tls;
+mod trust;
 mod verify;
 
 #[doc(hidden)]
 pub use self::der::date;
-pub(crate) use self::driver::Factory;
+pub(crate) use self::keeper::Keeper;
 pub use self::pem::{TlsError, inspect};
 pub use self::tls::Tls;

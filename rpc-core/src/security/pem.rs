@@ -5,15 +5,18 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, SubjectPublicKeyInfoDer};
+use rustls::pki_types::{
+    CertificateDer, CertificateRevocationListDer, PrivateKeyDer, SubjectPublicKeyInfoDer,
+};
 use rustls::sign::{CertifiedKey, SigningKey};
 
 use super::der;
-use super::verify::{leaf, read};
+use super::leaf::{leaf, read};
 use crate::identity::Certificate;
 
 /// What is wrong with certificates, keys or options of [`Tls`](super::Tls), and what to do.
@@ -21,34 +24,56 @@ use crate::identity::Certificate;
 #[error("{0}")]
 pub struct TlsError(pub(super) String);
 
+/// Where PEM comes from.
+#[derive(Clone)]
+pub(super) enum Origin {
+    File(PathBuf),
+    /// The name is for errors.
+    Bytes(String, Arc<[u8]>),
+}
+
+impl Origin {
+    pub(super) fn file(path: impl AsRef<Path>) -> Self {
+        Self::File(path.as_ref().to_owned())
+    }
+
+    pub(super) fn bytes(name: &str, bytes: &[u8]) -> Self {
+        Self::Bytes(name.to_owned(), bytes.into())
+    }
+
+    pub(super) fn read(&self) -> Result<Source, TlsError> {
+        match self {
+            Self::File(path) => Source::file(path),
+            Self::Bytes(name, bytes) => Ok(Source { name: name.clone(), bytes: bytes.to_vec() }),
+        }
+    }
+}
+
+/// A list of certificates that an authority has revoked.
+#[derive(Clone)]
+pub(super) struct RevocationList {
+    pub(super) list: Arc<webpki::CertRevocationList<'static>>,
+    /// For messages.
+    pub(super) name: String,
+    pub(super) made: SystemTime,
+    pub(super) ends: SystemTime,
+}
+
 /// Bytes of a PEM file, or of none.
 pub(super) struct Source {
     /// For errors.
     name: String,
-    bytes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
 }
 
 impl Source {
-    pub(super) fn file(path: &Path) -> Result<Self, TlsError> {
+    fn file(path: &Path) -> Result<Self, TlsError> {
         let name = path.display().to_string();
         let bytes = std::fs::read(path).map_err(|error| {
             let advice = "check the path, and that this user may read the file";
             TlsError(format!("cannot read {name}: {error}; {advice}"))
         })?;
         Ok(Self { name, bytes })
-    }
-
-    pub(super) fn bytes(name: &str, bytes: &[u8]) -> Self {
-        Self { name: name.to_owned(), bytes: bytes.to_vec() }
-    }
-
-    /// The file that an environment variable names.
-    pub(super) fn variable(name: &str) -> Result<PathBuf, TlsError> {
-        let missing = || TlsError(format!("{name} is not set: it must be the path of a PEM file"));
-        std::env::var_os(name)
-            .filter(|path| !path.is_empty())
-            .map(PathBuf::from)
-            .ok_or_else(missing)
     }
 
     fn wrong(&self, what: impl fmt::Display) -> TlsError {
@@ -74,6 +99,36 @@ impl Source {
             })?;
         }
         Ok(roots)
+    }
+
+    /// Lists of revoked certificates. None of them may have ended.
+    pub(super) fn revocation_lists(
+        &self,
+        now: SystemTime,
+    ) -> Result<Vec<RevocationList>, TlsError> {
+        let lists: Result<Vec<_>, _> =
+            CertificateRevocationListDer::pem_slice_iter(&self.bytes).collect();
+        let lists = lists.map_err(|error| self.wrong(format_args!("malformed PEM: {error}")))?;
+        if lists.is_empty() {
+            let advice = "it must have blocks that begin with -----BEGIN X509 CRL-----";
+            return Err(self.wrong(format_args!("no revocation list in it; {advice}")));
+        }
+        let read = |der: &CertificateRevocationListDer<'_>| {
+            let list = webpki::OwnedCertRevocationList::from_der(der).map_err(|error| {
+                self.wrong(format_args!("a revocation list cannot be used: {error}"))
+            })?;
+            let Some((made, Some(ends))) = der::list_times(der) else {
+                return Err(self.wrong("a revocation list does not say when it ends"));
+            };
+            if ends <= now {
+                let advice = "fetch a newer one from the authority";
+                let ended = der::date(ends);
+                return Err(self.wrong(format_args!("it ended on {ended}; {advice}")));
+            }
+            let (list, name) = (Arc::new(list.into()), self.name.clone());
+            Ok(RevocationList { list, name, made, ends })
+        };
+        lists.iter().map(read).collect()
     }
 
     pub(super) fn private_key(
@@ -114,10 +169,6 @@ impl Source {
             let advice = "give the key for which this certificate was issued";
             TlsError(format!("the key in {} does not belong to {}; {advice}", key.name, self.name))
         })?;
-        if let Some(end) = said.not_after.filter(|end| *end < std::time::SystemTime::now()) {
-            let (file, ended) = (&self.name, der::date(end));
-            tracing::warn!(file, ended, "this certificate has ended: peers refuse it");
-        }
         Ok((certified, said))
     }
 }
@@ -128,7 +179,7 @@ impl Source {
 /// # Errors
 /// [`TlsError`]: the file cannot be read, or has something else in it.
 pub fn inspect(path: impl AsRef<Path>) -> Result<Vec<Certificate>, TlsError> {
-    let source = Source::file(path.as_ref())?;
+    let source = Origin::file(path).read()?;
     let read = |der: &CertificateDer<'_>| {
         let unreadable = || source.wrong("a certificate in it cannot be read");
         read(der).map(|(certificate, _)| certificate).ok_or_else(unreadable)

@@ -45,7 +45,14 @@ impl From<Refusal> for Error {
 /// The end of a handshake for an error of rustls, with the alert that it would send.
 pub(super) fn failure(error: &Error, alert: Option<AlertDescription>) -> HandshakeFailure {
     let Refusal { reason, text } = refusal(error);
-    let told = match alert {
+    // rustls does not know why a certificate is refused here.
+    let of_reason = match reason {
+        FailureReason::Expired => Some(AlertDescription::CertificateExpired),
+        FailureReason::Revoked => Some(AlertDescription::CertificateRevoked),
+        FailureReason::UnknownAuthority => Some(AlertDescription::UnknownCA),
+        _ => None,
+    };
+    let told = match of_reason.or(alert) {
         Some(alert) => format!("tls alert {} {alert:?}", u8::from(alert)),
         None => "the handshake failed".to_owned(),
     };
@@ -102,15 +109,26 @@ fn refusal(error: &Error) -> Refusal {
     }
 }
 
+/// What this end's own judgement says, on its way back through rustls, or what rustls finds when it
+/// reads a certificate.
 fn of_certificate(error: &CertificateError) -> Refusal {
-    use FailureReason::{BadCertificate, Expired, NotYetValid, UnknownAuthority};
-    let day = |time: &UnixTime| date(SystemTime::UNIX_EPOCH + Duration::from_secs(time.as_secs()));
     match error {
         CertificateError::Other(OtherError(other)) => match other.downcast_ref::<Refusal>() {
             Some(refusal) => refusal.clone(),
             None => bad(&quoted(&other.to_string())),
         },
-        CertificateError::ExpiredContext { time, not_after } => Refusal::new(
+        error => bad(&quoted(&error.to_string())),
+    }
+}
+
+/// Why a chain is not accepted.
+pub(super) fn of_chain(error: &webpki::Error) -> Refusal {
+    use FailureReason::{
+        BadCertificate, Configuration, Expired, NotYetValid, Revoked, UnknownAuthority,
+    };
+    let day = |time: &UnixTime| date(SystemTime::UNIX_EPOCH + Duration::from_secs(time.as_secs()));
+    match error {
+        webpki::Error::CertExpired { time, not_after } => Refusal::new(
             Expired,
             format!(
                 "the peer's certificate, or one above it, ended on {} (this clock says {}): renew \
@@ -119,19 +137,37 @@ fn of_certificate(error: &CertificateError) -> Refusal {
                 day(time)
             ),
         ),
-        CertificateError::Expired => {
-            Refusal::new(Expired, "the peer's certificate has ended: renew it")
-        }
-        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+        webpki::Error::CertNotValidYet { .. } => {
             let text = "the peer's certificate is not valid yet: correct the clock of one machine";
             Refusal::new(NotYetValid, text)
         }
-        CertificateError::UnknownIssuer => Refusal::new(
+        webpki::Error::CertRevoked => Refusal::new(
+            Revoked,
+            "the peer's certificate, or one above it, was revoked: issue a new one, with a new key",
+        ),
+        webpki::Error::CrlExpired { time, next_update } => Refusal::new(
+            Revoked,
+            format!(
+                "this end's list of revoked certificates ended on {} (this clock says {}): fetch a \
+                 newer one from the authority",
+                day(next_update),
+                day(time)
+            ),
+        ),
+        webpki::Error::InvalidCrlSignatureForPublicKey | webpki::Error::IssuerNotCrlSigner => {
+            Refusal::new(
+                Configuration,
+                "this end's list of revoked certificates is not signed by the authority that it \
+                 names: fetch it again",
+            )
+        }
+        // An authority with the name of a trusted one and another key is unknown as well.
+        webpki::Error::UnknownIssuer | webpki::Error::InvalidSignatureForPublicKey => Refusal::new(
             UnknownAuthority,
             "the peer's certificate is of an authority that is unknown here: is it signed by a CA \
              in this end's ca.pem?",
         ),
-        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+        webpki::Error::RequiredEkuNotFoundContext(_) | webpki::Error::EmptyEkuExtension => {
             Refusal::new(
                 BadCertificate,
                 "the peer's certificate is for the other role: a server's needs the extended key \

@@ -1,22 +1,25 @@
 //! The options of TLS, for both roles.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption};
-use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{ServerName, SubjectPublicKeyInfoDer};
-use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage};
-use rustls::sign::CertifiedKey;
+use rpc_transport::protocol::lock::{FailureReason, HandshakeFailure};
+use rpc_transport::user_code::caught;
+use rustls::client::Resumption;
+use rustls::pki_types::{ServerName, UnixTime};
+use rustls::server::NoServerSessionStorage;
+use rustls::time_provider::TimeProvider;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ServerConfig};
 
-use super::pem::{Source, TlsError};
+use super::live::{Files, Live, Own, OwnFiles, PeerFiles};
+use super::pem::{Origin, TlsError};
 use super::provider::provider;
-use super::verify::{Authorities, ClientVerifier, Expected, KeyVerifier, ServerVerifier, Trust};
-use crate::identity::Protection;
+use super::verify::{Expected, Verifier};
+use crate::identity::{Identity, Protection};
+use crate::status::Status;
 
 /// The protocol of the application, as TLS names it.
 pub(super) const PROTOCOL: &[u8] = b"rpc-rdma/1";
@@ -45,22 +48,52 @@ pub(super) const PROTOCOL: &[u8] = b"rpc-rdma/1";
 /// ```
 #[derive(Clone)]
 pub struct Tls {
-    provider: Arc<CryptoProvider>,
-    /// The certificate or raw key of this end.
-    own: Option<Arc<CertifiedKey>>,
-    trusted: Trusted,
+    live: Arc<Live>,
     expected: Option<Expected>,
     /// An option that cannot be understood.
     wrong: Option<TlsError>,
     protection: Option<Protection>,
     allows_anonymous: bool,
+    pub(super) reload_every: Option<Duration>,
+    pub(super) rotation_grace: Duration,
+    pub(super) max_session_age: Option<Duration>,
+    pub(super) authorize: Option<Authorize>,
+    clock: Clock,
 }
 
+/// What the user says about a peer that has proven who it is.
+pub(super) type Authorize = Arc<dyn Fn(&Identity) -> Result<(), Status> + Send + Sync>;
+
+/// The wall clock, which certificates are judged by.
 #[derive(Clone)]
-enum Trusted {
-    Authorities(Trust),
-    Keys(Arc<[SubjectPublicKeyInfoDer<'static>]>),
+pub(super) struct Clock(Arc<dyn Fn() -> SystemTime + Send + Sync>);
+
+impl Clock {
+    pub(super) fn now(&self) -> SystemTime {
+        (self.0)()
+    }
+
+    /// For verifying.
+    pub(super) fn unix(&self) -> UnixTime {
+        let since = self.now().duration_since(SystemTime::UNIX_EPOCH);
+        UnixTime::since_unix_epoch(since.unwrap_or_default())
+    }
 }
+
+impl TimeProvider for Clock {
+    fn current_time(&self) -> Option<UnixTime> {
+        Some(self.unix())
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clock(..)")
+    }
+}
+
+const ROTATION_GRACE: Duration = Duration::from_secs(60);
+const MAX_SESSION_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What a channel needs for its handshakes.
 #[derive(Clone)]
@@ -85,8 +118,7 @@ impl Tls {
         key: impl AsRef<Path>,
         ca: impl AsRef<Path>,
     ) -> Result<Self, TlsError> {
-        let [cert, key, ca] = [cert.as_ref(), key.as_ref(), ca.as_ref()].map(Source::file);
-        Self::from_sources(&cert?, &key?, &ca?)
+        Self::of_certificate(Origin::file(cert), Origin::file(key), Origin::file(ca))
     }
 
     /// As [`from_pem`](Self::from_pem), with the contents of the files.
@@ -98,10 +130,10 @@ impl Tls {
         key: impl AsRef<[u8]>,
         ca: impl AsRef<[u8]>,
     ) -> Result<Self, TlsError> {
-        Self::from_sources(
-            &Source::bytes("the certificate", cert.as_ref()),
-            &Source::bytes("the key", key.as_ref()),
-            &Source::bytes("the CA", ca.as_ref()),
+        Self::of_certificate(
+            Origin::bytes("the certificate", cert.as_ref()),
+            Origin::bytes("the key", key.as_ref()),
+            Origin::bytes("the CA", ca.as_ref()),
         )
     }
 
@@ -111,7 +143,7 @@ impl Tls {
     /// # Errors
     /// As `from_pem`; also if one of the variables is not set.
     pub fn from_env() -> Result<Self, TlsError> {
-        let [cert, key, ca] = ["RPC_TLS_CERT", "RPC_TLS_KEY", "RPC_TLS_CA"].map(Source::variable);
+        let [cert, key, ca] = ["RPC_TLS_CERT", "RPC_TLS_KEY", "RPC_TLS_CA"].map(variable);
         Self::from_pem(cert?, key?, ca?)
     }
 
@@ -121,10 +153,7 @@ impl Tls {
     /// # Errors
     /// [`TlsError`]: the file cannot be read or understood.
     pub fn server_only(ca: impl AsRef<Path>) -> Result<Self, TlsError> {
-        let provider = provider();
-        let own = authorities(&Source::file(ca.as_ref())?, &provider)?;
-        let trust = Trust { own, own_domain: None, domains: Default::default() };
-        Ok(Self::new(provider, None, Trusted::Authorities(trust)))
+        Self::new(Files { own: None, peers: authorities(Origin::file(ca)) })
     }
 
     /// Without certificates: the private key of this end (PEM, PKCS#8), and the public keys of the
@@ -137,46 +166,46 @@ impl Tls {
         key: impl AsRef<[u8]>,
         peers: impl IntoIterator<Item = impl AsRef<[u8]>>,
     ) -> Result<Self, TlsError> {
-        let provider = provider();
-        let key = Source::bytes("the own key", key.as_ref()).private_key(&provider)?;
-        let Some(public) = key.public_key() else {
-            return Err(TlsError("the own key has no public key that can be shown".to_owned()));
-        };
-        let peers = peers.into_iter().enumerate().map(|(at, peer)| {
-            Source::bytes(&format!("peer key {}", at + 1), peer.as_ref()).public_key()
-        });
-        let peers = peers.collect::<Result<Vec<_>, _>>()?;
-        if peers.is_empty() {
-            return Err(TlsError("no peer's key is given, so nobody could connect".to_owned()));
-        }
-        if peers.contains(&public.clone().into_owned()) {
-            let text = "the own key is among those of the peers: give each end a key of its own";
-            return Err(TlsError(text.to_owned()));
-        }
-        let shown = vec![public.as_ref().to_vec().into()];
-        let own = CertifiedKey::new(shown, key);
-        Ok(Self::new(provider, Some(own), Trusted::Keys(peers.into())))
+        let peers = peers.into_iter().enumerate();
+        let peers =
+            peers.map(|(at, peer)| Origin::bytes(&format!("peer key {}", at + 1), peer.as_ref()));
+        Self::of_keys(Origin::bytes("the own key", key.as_ref()), peers.collect())
     }
 
-    fn from_sources(cert: &Source, key: &Source, ca: &Source) -> Result<Self, TlsError> {
-        let provider = provider();
-        let (certified, said) = cert.certified(key, &provider)?;
-        let own_domain = said.spiffe().map(|id| id.trust_domain().to_owned());
-        let own = authorities(ca, &provider)?;
-        let trust = Trust { own, own_domain, domains: Default::default() };
-        Ok(Self::new(provider, Some(certified), Trusted::Authorities(trust)))
+    /// As [`raw_keys`](Self::raw_keys), from files: one with the key of this end, and one for each
+    /// peer. [`reload`](Self::reload) reads them again.
+    ///
+    /// # Errors
+    /// As `raw_keys`; also if a file cannot be read.
+    pub fn raw_key_files(
+        key: impl AsRef<Path>,
+        peers: impl IntoIterator<Item = impl AsRef<Path>>,
+    ) -> Result<Self, TlsError> {
+        Self::of_keys(Origin::file(key), peers.into_iter().map(Origin::file).collect())
     }
 
-    fn new(provider: Arc<CryptoProvider>, own: Option<CertifiedKey>, trusted: Trusted) -> Self {
-        Self {
-            provider,
-            own: own.map(Arc::new),
-            trusted,
+    fn of_keys(key: Origin, peers: Vec<Origin>) -> Result<Self, TlsError> {
+        Self::new(Files { own: Some(OwnFiles::Key(key)), peers: PeerFiles::Keys(peers) })
+    }
+
+    fn of_certificate(chain: Origin, key: Origin, ca: Origin) -> Result<Self, TlsError> {
+        let own = Some(OwnFiles::Certificate { chain, key });
+        Self::new(Files { own, peers: authorities(ca) })
+    }
+
+    fn new(files: Files) -> Result<Self, TlsError> {
+        Ok(Self {
+            live: Live::read(provider(), files, SystemTime::now())?,
             expected: None,
             wrong: None,
             protection: None,
             allows_anonymous: false,
-        }
+            reload_every: None,
+            rotation_grace: ROTATION_GRACE,
+            max_session_age: Some(MAX_SESSION_AGE),
+            authorize: None,
+            clock: Clock(Arc::new(SystemTime::now)),
+        })
     }
 
     /// For a client: the DNS name or IP address that the server's certificate must have, in place
@@ -212,12 +241,115 @@ impl Tls {
         if id.is_err() || name.contains('/') {
             return Err(TlsError(format!("{name:?} is no trust domain: write prod.example")));
         }
-        let Trusted::Authorities(trust) = &mut self.trusted else {
+        if self.live.has_raw_keys() {
             return Err(TlsError("raw keys belong to no trust domain".to_owned()));
-        };
-        let bundle = authorities(&Source::file(ca.as_ref())?, &self.provider)?;
-        trust.domains.insert(name.to_owned(), bundle);
+        }
+        self.live = self.live.with(self.clock.now(), |files| {
+            if let PeerFiles::Authorities { domains, .. } = &mut files.peers {
+                domains.insert(name.to_owned(), Origin::file(ca));
+            }
+        })?;
         Ok(self)
+    }
+
+    /// Refuses certificates that a list of an authority revokes, in either role: one or several
+    /// lists (CRL) from a PEM file. It may be called several times. A list says nothing about
+    /// certificates of other authorities. Once a list has ended, nobody is let in whom it could
+    /// name; half-way to that a warning is logged. So reload the file, by
+    /// [`reload_every`](Self::reload_every) for example.
+    ///
+    /// # Errors
+    /// [`TlsError`]: the file cannot be read or understood, a list has ended or does not say when
+    /// it does, or this end has raw keys.
+    pub fn revocations(mut self, lists: impl AsRef<Path>) -> Result<Self, TlsError> {
+        if self.live.has_raw_keys() {
+            return Err(TlsError("no authority revokes raw keys".to_owned()));
+        }
+        self.live = self.live.with(self.clock.now(), |files| {
+            if let PeerFiles::Authorities { revoked, .. } = &mut files.peers {
+                revoked.push(Origin::file(lists));
+            }
+        })?;
+        Ok(self)
+    }
+
+    /// Reads all files again, for all clones of this and for all servers and channels that have
+    /// one. If something has changed, it holds for every handshake from now on, and the peers of
+    /// the connections that are up are verified again, in the background: connections to peers that
+    /// are no longer trusted are closed at once, with their calls. Returns whether something has
+    /// changed. It blocks for as long as reading takes.
+    ///
+    /// Files are compared by content. The methods that add files must be called before, and make a
+    /// `Tls` that is read separately.
+    ///
+    /// # Errors
+    /// As [`from_pem`](Self::from_pem). What was read before goes on.
+    pub fn reload(&self) -> Result<bool, TlsError> {
+        self.live.reload(self.clock.now())
+    }
+
+    /// [Reloads](Self::reload) after each such time, while a server or channel has this. Files that
+    /// cannot be read or understood leave what was read before, and are logged as a warning.
+    /// Default: never.
+    #[must_use]
+    pub fn reload_every(mut self, period: Duration) -> Self {
+        self.reload_every = Some(period);
+        self
+    }
+
+    /// How long the calls of a connection may still run when it is replaced by a new one: because
+    /// the peer's certificate has ended, this end has a newer one, or the connection has reached
+    /// its [age](Self::max_session_age). Then it is closed. Default: 60 s.
+    #[must_use]
+    pub fn rotation_grace(mut self, grace: Duration) -> Self {
+        self.rotation_grace = grace;
+        self
+    }
+
+    /// For a server: how long a connection is used before the client has to make a new one, with
+    /// another handshake. `None`: as long as the certificates are valid. Default: 24 h. Streams
+    /// that run for longer are cut after the [grace](Self::rotation_grace).
+    #[must_use]
+    pub fn max_session_age(mut self, age: impl Into<Option<Duration>>) -> Self {
+        self.max_session_age = age.into();
+        self
+    }
+
+    /// Adds a check of every peer that has proven who it is: once a connection, before the first
+    /// call, and again after each [`reload`](Self::reload) that has changed something. It must not
+    /// block. One that panics refuses the peer. A second one replaces the first.
+    ///
+    /// A client that is refused gets the status's message, of which 100 bytes are sent, in
+    /// [`ConnectError::Handshake`](crate::ConnectError::Handshake). The server counts it as
+    /// [`denied`](crate::stats::ServerStats::denied).
+    ///
+    /// ```no_run
+    /// # fn f() -> Result<(), Box<dyn std::error::Error>> {
+    /// use rpc_core::Status;
+    /// use rpc_core::security::Tls;
+    ///
+    /// let tls = Tls::from_pem("tls/server.pem", "tls/server-key.pem", "tls/ca.pem")?;
+    /// let tls = tls.authorize(|peer| match peer.spiffe() {
+    ///     Some(id) if id.path().starts_with("/ns/shop/") => Ok(()),
+    ///     _ => Err(Status::permission_denied("this server serves the shop only")),
+    /// });
+    /// # let _ = tls; Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn authorize(
+        mut self,
+        check: impl Fn(&Identity) -> Result<(), Status> + Send + Sync + 'static,
+    ) -> Self {
+        self.authorize = Some(Arc::new(check));
+        self
+    }
+
+    /// Judges certificates by this clock, for tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_clock(mut self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
+        self.clock = Clock(Arc::new(now));
+        self
     }
 
     /// For a server: accepts clients without a certificate, too. They have no
@@ -245,8 +377,11 @@ impl Tls {
         mut self,
         groups: &[&'static dyn rustls::crypto::SupportedKxGroup],
     ) -> Self {
+        use rustls::crypto::CryptoProvider;
+
         let kx_groups = groups.to_vec();
-        self.provider = Arc::new(CryptoProvider { kx_groups, ..(*self.provider).clone() });
+        let provider = CryptoProvider { kx_groups, ..(*self.live.provider).clone() };
+        self.live = self.live.with_provider(provider);
         self
     }
 
@@ -266,58 +401,64 @@ impl Tls {
         self.protection
     }
 
-    pub(super) fn has_raw_keys(&self) -> bool {
-        matches!(self.trusted, Trusted::Keys(_))
+    pub(super) fn live(&self) -> &Arc<Live> {
+        &self.live
+    }
+
+    pub(super) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Asks the user about a peer.
+    pub(super) fn ask(&self, peer: &Identity) -> Result<(), HandshakeFailure> {
+        let Some(check) = &self.authorize else { return Ok(()) };
+        let failed = || Err(Status::permission_denied("this end failed to check its peer"));
+        caught(|| check(peer)).unwrap_or_else(failed).map_err(|status| {
+            let told = status.message();
+            let text = format!("the check of `Tls::authorize` refuses {peer}: {told}");
+            HandshakeFailure::new(FailureReason::Denied, text, told)
+        })
+    }
+
+    /// The trust domain of `ca.pem`, where this end has no id that says it.
+    pub(super) fn expected_domain(&self) -> Option<&str> {
+        self.expected.as_ref()?.trust_domain()
     }
 
     /// Whether the name of the server is known without an address.
     pub(crate) fn names_its_peer(&self) -> bool {
-        self.expected.is_some() || self.has_raw_keys()
+        self.expected.is_some() || self.live.has_raw_keys()
     }
 
     /// For connections to a server; `host` is that of the address that the user wrote.
     pub(super) fn client(&self, host: Option<&str>) -> Result<ClientSetup, TlsError> {
         self.check()?;
         let unusable = |error: rustls::Error| TlsError(format!("TLS cannot be used: {error}"));
-        let builder = ClientConfig::builder_with_provider(Arc::clone(&self.provider));
+        let live = &self.live;
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&live.provider));
         let builder = builder.with_protocol_versions(&[&TLS13]).map_err(unusable)?.dangerous();
-        let algorithms = self.provider.signature_verification_algorithms;
-        let nameless = ServerName::IpAddress(std::net::IpAddr::from([0; 4]).into());
-        let (mut config, name) = match &self.trusted {
-            Trusted::Keys(keys) => {
-                let verifier = Arc::new(KeyVerifier { keys: Arc::clone(keys), algorithms });
-                let builder = builder.with_custom_certificate_verifier(verifier);
-                let own = self.own.clone().ok_or_else(|| TlsError("no own key".to_owned()))?;
-                let resolver = AlwaysResolvesClientRawPublicKeys::new(own);
-                (builder.with_client_cert_resolver(Arc::new(resolver)), nameless)
-            }
-            Trusted::Authorities(trust) => {
-                let host = || {
-                    let host = host.ok_or_else(|| TlsError(NO_NAME.to_owned()))?;
-                    let name = ServerName::try_from(host).map_err(|_| {
-                        TlsError(format!("{host:?} is no name that a certificate can have"))
-                    })?;
-                    Ok(Expected::Host(name.to_owned()))
-                };
-                let expected = self.expected.clone().map_or_else(host, Ok)?;
-                let mut trust = trust.clone();
-                let name = match &expected {
-                    Expected::Host(name) => name.clone(),
-                    Expected::Spiffe(id) => {
-                        let domain = || id.trust_domain().to_owned();
-                        trust.own_domain.get_or_insert_with(domain);
-                        nameless
-                    }
-                };
-                let verifier = Arc::new(ServerVerifier { trust, expected, algorithms });
-                let builder = builder.with_custom_certificate_verifier(verifier);
-                let config = match &self.own {
-                    Some(own) => builder.with_client_cert_resolver(Arc::new(Own(Arc::clone(own)))),
-                    None => builder.with_no_client_auth(),
-                };
-                (config, name)
+        let expected = match (live.has_raw_keys(), &self.expected, host) {
+            (true, ..) => None,
+            (false, Some(expected), _) => Some(expected.clone()),
+            (false, None, None) => return Err(TlsError(NO_NAME.to_owned())),
+            (false, None, Some(host)) => {
+                let name = ServerName::try_from(host).map_err(|_| {
+                    TlsError(format!("{host:?} is no name that a certificate can have"))
+                })?;
+                Some(Expected::Host(name.to_owned()))
             }
         };
+        let name = match &expected {
+            Some(Expected::Host(name)) => name.clone(),
+            _ => ServerName::IpAddress(std::net::IpAddr::from([0; 4]).into()),
+        };
+        let verifier = Verifier { live: Arc::clone(live), expected, is_mandatory: true };
+        let builder = builder.with_custom_certificate_verifier(Arc::new(verifier));
+        let mut config = match live.has_own() {
+            true => builder.with_client_cert_resolver(Arc::new(Own(Arc::clone(live)))),
+            false => builder.with_no_client_auth(),
+        };
+        config.time_provider = Arc::new(self.clock.clone());
         config.alpn_protocols = vec![PROTOCOL.to_vec()];
         config.resumption = Resumption::disabled();
         config.enable_early_data = false;
@@ -328,27 +469,17 @@ impl Tls {
     pub(super) fn server(&self) -> Result<Arc<ServerConfig>, TlsError> {
         self.check()?;
         let unusable = |error: rustls::Error| TlsError(format!("TLS cannot be used: {error}"));
-        let own = self.own.clone().ok_or_else(|| {
-            TlsError("a server needs a certificate: use `Tls::from_pem`".to_owned())
-        })?;
-        let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider));
+        if !self.live.has_own() {
+            let text = "a server needs a certificate: use `Tls::from_pem`";
+            return Err(TlsError(text.to_owned()));
+        }
+        let (live, is_mandatory) = (Arc::clone(&self.live), !self.allows_anonymous);
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&live.provider));
         let builder = builder.with_protocol_versions(&[&TLS13]).map_err(unusable)?;
-        let algorithms = self.provider.signature_verification_algorithms;
-        let mut config = match &self.trusted {
-            Trusted::Keys(keys) => {
-                let verifier = Arc::new(KeyVerifier { keys: Arc::clone(keys), algorithms });
-                let builder = builder.with_client_cert_verifier(verifier);
-                let resolver = AlwaysResolvesServerRawPublicKeys::new(own);
-                builder.with_cert_resolver(Arc::new(resolver))
-            }
-            Trusted::Authorities(trust) => {
-                let (trust, is_mandatory) = (trust.clone(), !self.allows_anonymous);
-                let verifier: Arc<dyn ClientCertVerifier> =
-                    Arc::new(ClientVerifier { trust, algorithms, is_mandatory });
-                let builder = builder.with_client_cert_verifier(verifier);
-                builder.with_cert_resolver(Arc::new(Own(own)))
-            }
-        };
+        let own = Arc::new(Own(Arc::clone(&live)));
+        let verifier = Arc::new(Verifier { live, expected: None, is_mandatory });
+        let mut config = builder.with_client_cert_verifier(verifier).with_cert_resolver(own);
+        config.time_provider = Arc::new(self.clock.clone());
         config.alpn_protocols = vec![PROTOCOL.to_vec()];
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(NoServerSessionStorage {});
@@ -360,42 +491,19 @@ impl Tls {
 pub(super) const NO_NAME: &str = "TLS needs the name of the server: say `expect_peer` or `server_name`, as this address has no \
      host name that its user wrote";
 
-fn authorities(source: &Source, provider: &Arc<CryptoProvider>) -> Result<Authorities, TlsError> {
-    Authorities::new(source.authorities()?, Arc::clone(provider))
-        .map_err(|error| TlsError(format!("the authorities cannot be used: {error}")))
+fn authorities(own: Origin) -> PeerFiles {
+    PeerFiles::Authorities { own, domains: Default::default(), revoked: Vec::new() }
 }
 
-/// Shows the same certificate to every peer.
-#[derive(Debug)]
-struct Own(Arc<CertifiedKey>);
-
-impl rustls::client::ResolvesClientCert for Own {
-    fn resolve(
-        &self,
-        _: &[&[u8]],
-        schemes: &[rustls::SignatureScheme],
-    ) -> Option<Arc<CertifiedKey>> {
-        self.0.key.choose_scheme(schemes)?;
-        Some(Arc::clone(&self.0))
-    }
-
-    fn has_certs(&self) -> bool {
-        true
-    }
-}
-
-impl rustls::server::ResolvesServerCert for Own {
-    fn resolve(&self, _: rustls::server::ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.0))
-    }
+/// The file that an environment variable names.
+fn variable(name: &str) -> Result<PathBuf, TlsError> {
+    let missing = || TlsError(format!("{name} is not set: it must be the path of a PEM file"));
+    std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from).ok_or_else(missing)
 }
 
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let trusts = match &self.trusted {
-            Trusted::Authorities(_) => "authorities",
-            Trusted::Keys(_) => "raw keys",
-        };
+        let trusts = if self.live.has_raw_keys() { "raw keys" } else { "authorities" };
         f.debug_struct("Tls")
             .field("trusts", &trusts)
             .field("expected", &self.expected)

@@ -220,7 +220,10 @@ impl Acceptor {
     ) -> ListenError {
         let faults = Arc::new(LogLimit::new("connections that were not set up"));
         let mut under_way = SetUps::new();
-        let security = self.config.security(&*listener);
+        let exchange = listener.exchange();
+        if let Some(keeper) = self.config.keeper() {
+            Arc::clone(keeper).begin();
+        }
         loop {
             if under_way.is_full() {
                 make_room(&mut under_way, setups).await;
@@ -237,7 +240,8 @@ impl Acceptor {
                 Err(error) => return error,
                 Ok(incoming) => {
                     let (this, faults) = (SetUp::begin(self), Arc::clone(&faults));
-                    let (peer, security) = (incoming.peer(), security.clone());
+                    let peer = incoming.peer();
+                    let security = self.config.security(&peer, exchange.clone());
                     let task = setups.spawn(async move {
                         this.accept(incoming, security.as_ref(), &faults).await;
                     });

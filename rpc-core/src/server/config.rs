@@ -4,18 +4,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpc_transport::address::Address;
-use rpc_transport::device::Listener;
+use rpc_transport::device::PeerIdentity;
 use rpc_transport::device::fault::FaultPlan;
 use rpc_transport::engine::security::Security;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::{ConfigError, LinkConfig};
+use rpc_transport::protocol::lock::Exchange;
 
 use super::adaptive_limit::AdaptiveLimit;
 use super::allow::Allow;
 use super::door::Door;
 use crate::codec::DEFAULT_MIN_PART_BYTES;
 use crate::metadata::{DEFAULT_MAX_BYTES, check_limit};
-use crate::secured::Secured;
+use crate::secured::{Keep, Secured};
 use crate::session::{SessionLimits, check_least};
 
 #[derive(Debug, Clone)]
@@ -94,9 +95,18 @@ impl Config {
         addresses.iter().try_for_each(|address| secured.check(address))
     }
 
-    /// For the connections of a listener.
-    pub(super) fn security(&self, listener: &dyn Listener) -> Option<Security> {
-        let secured = self.secured.as_ref()?.as_ref().ok()?;
-        Some(Security::new(Arc::clone(&secured.factory)).with_exchange(listener.exchange()))
+    /// What goes on behind the handshakes, where there are any.
+    pub(super) fn keeper(&self) -> Option<&Arc<dyn Keep>> {
+        Some(&self.secured.as_ref()?.as_ref().ok()?.keeper)
+    }
+
+    /// For the connection of a peer, by a listener.
+    pub(super) fn security(
+        &self,
+        peer: &PeerIdentity,
+        exchange: Option<Arc<Exchange>>,
+    ) -> Option<Security> {
+        let handshakes = self.keeper()?.handshakes(Some(peer));
+        Some(Security::new(handshakes).with_exchange(exchange))
     }
 }

@@ -24,6 +24,18 @@ impl<W, H> Session<W, H> {
         }
     }
 
+    /// Ends the session now, as [`end_when_old`](Self::end_when_old) does: it is to be replaced.
+    #[cold]
+    pub fn end(&mut self, now: Instant) {
+        if self.closed.is_none() && !self.shutdown.has_begun() {
+            self.shutdown.ends_itself = true;
+            self.go_away();
+            if !self.ages {
+                self.end_when_old(PATIENCE, now);
+            }
+        }
+    }
+
     #[cold]
     pub(super) fn check_age(&mut self, now: Instant) {
         self.ages = false;

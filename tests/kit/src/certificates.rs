@@ -1,8 +1,11 @@
 //! Certificates for tests, each with what a test wants to be wrong with it.
 
+use std::time::SystemTime;
+
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, KeyUsagePurpose, SanType,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DnType,
+    ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams,
+    SanType,
 };
 
 pub use rcgen;
@@ -39,6 +42,29 @@ impl Authority {
     #[must_use]
     pub fn pem(&self) -> String {
         self.0.pem()
+    }
+
+    /// A list of the certificates with these serial numbers as revoked, as PEM.
+    ///
+    /// # Panics
+    /// When the times are in the wrong order.
+    #[must_use]
+    pub fn revoke(&self, serials: &[u64], made: SystemTime, ends: SystemTime) -> String {
+        let revoked = serials.iter().map(|serial| RevokedCertParams {
+            serial_number: (*serial).into(),
+            revocation_time: made.into(),
+            reason_code: None,
+            invalidity_date: None,
+        });
+        let list = CertificateRevocationListParams {
+            this_update: made.into(),
+            next_update: ends.into(),
+            crl_number: 1.into(),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        list.signed_by(&self.0).expect("a list").pem().expect("PEM")
     }
 
     /// A certificate for both roles and for these names: SPIFFE ids, IP addresses or DNS names.

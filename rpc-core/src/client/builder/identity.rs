@@ -3,6 +3,8 @@
 use std::any::Any;
 
 use rpc_transport::device::connection_error::ConnectError;
+#[cfg(feature = "tls")]
+use rpc_transport::protocol::lock::Role;
 
 use super::ChannelBuilder;
 use crate::client::presented::Presented;
@@ -12,7 +14,7 @@ use crate::secured::ExpectedName;
 #[cfg(feature = "tls")]
 use crate::secured::Secured;
 #[cfg(feature = "tls")]
-use crate::security::{Factory, Tls};
+use crate::security::{Keeper, Tls};
 
 impl ChannelBuilder {
     /// Says who this client is, to servers that
@@ -73,15 +75,15 @@ impl ChannelBuilder {
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Self {
-        let secured = |factory| Secured {
-            factory: std::sync::Arc::new(factory),
+        let secured = |keeper| Secured {
+            keeper,
             expected: match tls.names_its_peer() {
                 true => ExpectedName::OfOptions,
                 false => ExpectedName::OfAddress,
             },
         };
-        let factory = Factory::client(&tls).map_err(|error| error.to_string());
-        self.secured = Some(factory.map(secured));
+        let keeper = Keeper::new(&tls, Role::Server).map_err(|error| error.to_string());
+        self.secured = Some(keeper.map(|keeper| secured(keeper)));
         self
     }
 

@@ -11,6 +11,7 @@ use test_kit::certificates::rcgen::{
 use test_kit::certificates::{Authority, Leaf};
 
 use super::*;
+use crate::identity::Proof;
 use crate::security::TlsError;
 
 const KV: &str = "spiffe://prod.example/ns/shop/sa/kv";

@@ -114,6 +114,10 @@ impl Acceptor {
             Ok(Ok((connected, Ok(())))) => {
                 self.admissions.accepted.add_shared(1);
                 *is_counted = true;
+                if let Some(keeper) = self.config.keeper() {
+                    let context = shard.look(connected.key, |peer| Arc::clone(peer.context()));
+                    context.iter().for_each(|context| keeper.keep(context, None));
+                }
                 let proof = connected.secured.as_ref().and_then(Proof::of);
                 let peer = Identity::from(connected.peer).proven(proof);
                 tracing::debug!(%peer, device, "connection began");

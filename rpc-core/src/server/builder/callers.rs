@@ -5,13 +5,15 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use rpc_transport::device::PeerIdentity;
+#[cfg(feature = "tls")]
+use rpc_transport::protocol::lock::Role;
 
 use super::ServerBuilder;
 use crate::identity::{Credentials, Verified};
 #[cfg(feature = "tls")]
 use crate::secured::{ExpectedName, Secured};
 #[cfg(feature = "tls")]
-use crate::security::{Factory, Tls};
+use crate::security::{Keeper, Tls};
 use crate::server::allow::Allow;
 
 impl ServerBuilder {
@@ -157,10 +159,9 @@ impl ServerBuilder {
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Self {
-        let secured =
-            |factory| Secured { factory: Arc::new(factory), expected: ExpectedName::OfOptions };
-        let factory = Factory::server(&tls).map_err(|error| error.to_string());
-        self.config.secured = Some(factory.map(secured));
+        let secured = |keeper| Secured { keeper, expected: ExpectedName::OfOptions };
+        let keeper = Keeper::new(&tls, Role::Client).map_err(|error| error.to_string());
+        self.config.secured = Some(keeper.map(|keeper| secured(keeper)));
         self
     }
 }
