@@ -78,13 +78,14 @@ impl Config {
         check_limit(self.max_metadata_bytes)
     }
 
-    /// Checks what TLS demands.
+    /// Checks what TLS demands, and isolates connections from each other where it is on.
     ///
     /// # Errors
     /// What is wrong, and what to do.
-    pub(super) fn check_secured(&self, addresses: &[Address]) -> Result<(), String> {
+    pub(super) fn check_secured(&mut self, addresses: &[Address]) -> Result<(), String> {
         let Some(secured) = &self.secured else { return Ok(()) };
         let secured = secured.as_ref().map_err(String::clone)?;
+        self.link = std::mem::take(&mut self.link).isolated_by_default();
         secured.check_link(&self.link).map_err(|error| error.to_string())?;
         if self.allow.is_none() {
             tracing::warn!(
@@ -108,5 +109,31 @@ impl Config {
     ) -> Option<Security> {
         let handshakes = self.keeper()?.handshakes(Some(peer));
         Some(Security::new(handshakes).with_exchange(exchange))
+    }
+}
+
+#[cfg(all(test, feature = "tls"))]
+mod tests {
+    use rpc_transport::protocol::config::Isolation;
+    use test_kit::certificates::Authority;
+
+    use super::*;
+    use crate::Server;
+    use crate::security::Tls;
+
+    #[test]
+    fn tls_isolates_connections_by_default() {
+        let ca = Authority::new("ca");
+        let leaf = ca.issue(&["kv"]);
+        let tls = Tls::from_pem_bytes(&leaf.cert, &leaf.key, ca.pem()).unwrap();
+        let isolation = |builder: crate::ServerBuilder| {
+            let mut config = builder.config;
+            config.check_secured(&[]).unwrap();
+            format!("{:?}", config.link).split("isolation: ").nth(1).unwrap()[..12].to_owned()
+        };
+        let shared = LinkConfig::default().isolation(Isolation::Shared);
+        assert_eq!(isolation(Server::builder()), "None, keep_a");
+        assert_eq!(isolation(Server::builder().tls(tls.clone())), "Some(PerConn");
+        assert_eq!(isolation(Server::builder().tls(tls).link(shared)), "Some(Shared)");
     }
 }

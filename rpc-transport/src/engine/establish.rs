@@ -364,8 +364,8 @@ impl<P: UpperLayer> Shard<P> {
     /// Registers the memory of a new connection.
     fn memory_for(&self, config: &LinkConfig) -> Result<SetupMemory, ProviderError> {
         let domain = match config.isolation {
-            Isolation::Shared => self.domain().clone(),
-            Isolation::PerConnection => self.device().allocate_pd()?,
+            None | Some(Isolation::Shared) => self.domain().clone(),
+            Some(Isolation::PerConnection) => self.device().allocate_pd()?,
         };
         let recv_buffers = match self.shared_recvs() {
             Some(shared) => RecvBuffers::shared(shared.begin()?, config),

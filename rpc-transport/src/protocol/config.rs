@@ -96,7 +96,8 @@ pub struct LinkConfig {
     pub(crate) arena_threshold_bytes: u32,
     pub(crate) arena_segment_bytes: u32,
     pub(crate) reply_slot_bytes: u64,
-    pub(crate) isolation: Isolation,
+    /// `None`: as the user has said nothing, [`Isolation::Shared`].
+    pub(crate) isolation: Option<Isolation>,
     pub(crate) keep_alive: Option<Duration>,
     pub(crate) keep_alive_timeout: Duration,
 }
@@ -117,7 +118,7 @@ impl Default for LinkConfig {
             arena_threshold_bytes: 16 << 10,
             arena_segment_bytes: 256 << 10,
             reply_slot_bytes: 256 << 20,
-            isolation: Isolation::Shared,
+            isolation: None,
             keep_alive: Some(Duration::from_secs(15)),
             keep_alive_timeout: Duration::from_secs(5),
         }
@@ -165,7 +166,7 @@ impl LinkConfig {
     #[must_use]
     #[doc(hidden)]
     pub fn wants_shared_recvs(&self) -> bool {
-        self.shared_receive_queue && self.isolation == Isolation::Shared
+        self.shared_receive_queue && self.isolation != Some(Isolation::PerConnection)
     }
 
     /// Size of each receive buffer, bytes. Default 8 KiB, and 4 KiB on a NIC, which locks their
@@ -277,11 +278,19 @@ impl LinkConfig {
         self
     }
 
-    /// Which connections share a protection domain. Default [`Isolation::Shared`]; where the peers
-    /// of a server do not trust each other, [`Isolation::PerConnection`].
+    /// Which connections share a protection domain. Default [`Isolation::Shared`], and with TLS
+    /// [`Isolation::PerConnection`], which is for servers whose peers do not trust each other.
     #[must_use]
     pub fn isolation(mut self, isolation: Isolation) -> Self {
-        self.isolation = isolation;
+        self.isolation = Some(isolation);
+        self
+    }
+
+    /// With [`Isolation::PerConnection`], unless the user has said something else.
+    #[must_use]
+    #[doc(hidden)]
+    pub fn isolated_by_default(mut self) -> Self {
+        self.isolation.get_or_insert(Isolation::PerConnection);
         self
     }
 
