@@ -139,6 +139,12 @@ impl Identity {
         self.proof.as_ref()?.certificate.as_ref()
     }
 
+    /// The name that the peer has proven, for logs: by its credentials, else by its certificate.
+    pub(crate) fn id(&self) -> Option<String> {
+        let name = self.name().map(|name| printable(name).to_string());
+        name.or_else(|| self.certificate().map(ToString::to_string))
+    }
+
     /// The SPIFFE id in the verified certificate of the peer.
     #[must_use]
     pub fn spiffe(&self) -> Option<&SpiffeId> {

@@ -21,6 +21,10 @@ use crate::identity::Identity;
 pub(crate) struct Secured {
     pub(crate) keeper: Arc<dyn Keep>,
     pub(crate) expected: ExpectedName,
+    /// A server takes plain connections, too.
+    pub(crate) is_optional: bool,
+    /// Over `shm://` the kernel says who the peer is, and there is no handshake.
+    pub(crate) trusts_kernel: bool,
 }
 
 /// What goes on behind the handshakes of a channel or a server.
@@ -60,6 +64,9 @@ impl Secured {
     /// # Errors
     /// What is missing, and what to do.
     pub(crate) fn check(&self, address: &Address) -> Result<(), String> {
+        if self.is_plain(address) {
+            return Ok(());
+        }
         let has_name = match &self.expected {
             ExpectedName::OfOptions | ExpectedName::Host(_) => true,
             ExpectedName::OfAddress => host(address).is_some(),
@@ -71,6 +78,11 @@ impl Secured {
             "the name that the server at {address} must prove is not known: say \
              `Tls::expect_peer` or `Tls::server_name`"
         ))
+    }
+
+    /// Whether a channel connects to this address, as its user wrote it, without a handshake.
+    pub(crate) fn is_plain(&self, address: &Address) -> bool {
+        self.trusts_kernel && address.scheme() == "shm"
     }
 
     /// Whether connections to this address are encrypted.

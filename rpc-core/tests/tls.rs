@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rpc_core::client::resolve::{Dns, Endpoint, Resolve, Resolving, StaticList};
 use rpc_core::identity::{FailureReason, Protection};
-use rpc_core::security::Tls;
+use rpc_core::security::{Local, Tls};
 use rpc_core::server::Allow;
 use rpc_core::stats::StatsHandle;
 use rpc_core::{
@@ -258,6 +258,65 @@ fn plain_and_secured_ends_do_not_mix() {
         let (reason, text) = refusal(world.client(), &plain).await;
         assert_eq!(reason, FailureReason::NotOffered);
         assert!(text.contains("`Server::builder().tls(..)`"), "{text}");
+    });
+}
+
+#[test]
+fn plain_clients_may_call_what_rules_say() {
+    everywhere("optional TLS", async |scheme| {
+        let world = World::new();
+        let optional = || Server::builder().tls(world.server.clone().optional());
+        let error = optional().bind(address(scheme)).await.unwrap_err().to_string();
+        assert!(error.contains("`ServerBuilder::allow`"), "{error}");
+        let error = Channel::builder().tls(world.client.clone().expect_peer(KV).optional());
+        let error = error.connect_lazy("mem://nowhere").unwrap_err().to_string();
+        assert!(error.contains("is for servers"), "{error}");
+        let who = match scheme {
+            "mem" => "self".to_owned(),
+            "tcp" => "anonymous".to_owned(),
+            _ => format!("uid:{}", rustix::process::getuid().as_raw()),
+        };
+        let rules = Allow::nobody().rule(&[KV], &["*"]).unwrap().rule(&[&*who], &["Store.put"]);
+        let rules = rules.unwrap().rule(&[CART], &["Store.get"]).unwrap();
+        let (at, _) = serve(optional().allow(rules), scheme).await;
+        let plain = StoreClient::new(Channel::connect(&at).await.unwrap());
+        assert_eq!(plain.put(vec![1]).await, Ok(1));
+        assert_eq!(plain.get().await.unwrap_err().code(), Code::PermissionDenied);
+        let secured = StoreClient::new(world.client().connect(&at).await.unwrap());
+        assert_eq!(secured.get().await, Ok(7));
+        // A server without TLS is refused as ever.
+        let (plain, _) = serve(Server::builder(), scheme).await;
+        assert_eq!(refusal(world.client(), &plain).await.0, FailureReason::NotOffered);
+    });
+}
+
+#[test]
+fn the_kernel_may_prove_who_calls() {
+    everywhere("peer credentials", async |scheme| {
+        let world = World::new();
+        let local = |tls: &Tls| tls.clone().local(Local::PeerCredentials);
+        let uid = format!("uid:{}", rustix::process::getuid().as_raw());
+        let rules = Allow::nobody().rule(&[&*uid], &["Store.put"]).unwrap();
+        let rules = rules.rule(&[CART], &["Store.get"]).unwrap();
+        let server = Server::builder().tls(local(&world.server)).allow(rules);
+        let (at, _) = serve(server, scheme).await;
+        let channel = Channel::builder().tls(local(&world.client).expect_peer(KV));
+        let store = StoreClient::new(channel.connect(&at).await.unwrap());
+        let path = store.channel().path().unwrap();
+        if scheme != "shm" {
+            // Also where `auto://` has chosen shared memory.
+            assert_eq!(path.identity.protection(), Some(Protection::Authenticate));
+            assert_eq!(store.get().await, Ok(7));
+            return;
+        }
+        assert_eq!(path.identity.protection(), None);
+        assert_eq!(store.put(vec![1]).await, Ok(1));
+        assert_eq!(store.get().await.unwrap_err().code(), Code::PermissionDenied);
+        // Both ends have to say the same.
+        assert_eq!(refusal(world.client(), &at).await.0, FailureReason::NotOffered);
+        let (strict, _) = serve(world.server(), scheme).await;
+        let error = Channel::builder().tls(local(&world.client)).connect(&strict).await;
+        assert!(error.unwrap_err().to_string().contains("requires TLS"));
     });
 }
 

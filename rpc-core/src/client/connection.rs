@@ -383,7 +383,8 @@ async fn bring_up(
         Arc::clone(&secured.keeper).begin();
         Ok::<_, ConnectError>(secured.security(target).with_exchange(exchange))
     };
-    let security = options.secured.as_ref().map(secure).transpose()?;
+    let secured = options.secured.as_ref().filter(|secured| !secured.is_plain(target));
+    let security = secured.map(secure).transpose()?;
     let in_all = |_| channel_bytes(link);
     if let Some(reason) = schemes::lacks_locked_memory(&address, registered_bytes(link), &in_all) {
         return Err(ConnectError::Unavailable { scheme: "rdma", reason });
@@ -466,7 +467,7 @@ async fn bring_up(
         runtime,
         load: options.rules.as_ref().map(|rules| Load::new(rules, end_point)),
     };
-    if let Some(secured) = &options.secured {
+    if let Some(secured) = secured {
         let keep = |connection: &Connection, path: &Path| {
             secured.keeper.ask(&path.identity)?;
             let context = connection.shard.look(connection.key, |peer| Arc::clone(peer.context()));

@@ -65,6 +65,10 @@ impl Factory {
     /// [`TlsError`](super::TlsError): an option is wrong.
     pub(crate) fn client(tls: &Tls) -> Result<Self, super::TlsError> {
         tls.check()?;
+        if tls.is_optional {
+            let text = "`Tls::optional` is for servers: a channel would be led to a plain one";
+            return Err(super::TlsError(text.to_owned()));
+        }
         let named = tls.names_its_peer().then(|| tls.client(None)).transpose()?;
         Ok(Self::new(tls, Side::Client(named)))
     }

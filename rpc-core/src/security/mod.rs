@@ -25,4 +25,4 @@ mod verify;
 pub use self::der::date;
 pub(crate) use self::keeper::Keeper;
 pub use self::pem::{TlsError, inspect};
-pub use self::tls::Tls;
+pub use self::tls::{Local, Tls};

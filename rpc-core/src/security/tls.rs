@@ -58,7 +58,23 @@ pub struct Tls {
     pub(super) rotation_grace: Duration,
     pub(super) max_session_age: Option<Duration>,
     pub(super) authorize: Option<Authorize>,
+    pub(crate) is_optional: bool,
+    pub(crate) local: Local,
     clock: Clock,
+}
+
+/// What proves who the ends of a connection over `shm://` are. Both ends must say the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Local {
+    /// The handshake, as over other transports.
+    #[default]
+    Handshake,
+    /// The kernel: the peer is a process of the same user, whose ids are in
+    /// [`Identity::unix`](crate::identity::Identity::unix). There is no handshake, and no name that
+    /// the server proves. It holds for addresses that are written as `shm://`; with `auto://` there
+    /// is a handshake, as somebody on the network may have chosen the name of the memory.
+    PeerCredentials,
 }
 
 /// What the user says about a peer that has proven who it is.
@@ -204,6 +220,8 @@ impl Tls {
             rotation_grace: ROTATION_GRACE,
             max_session_age: Some(MAX_SESSION_AGE),
             authorize: None,
+            is_optional: false,
+            local: Local::default(),
             clock: Clock(Arc::new(SystemTime::now)),
         })
     }
@@ -344,6 +362,23 @@ impl Tls {
         self
     }
 
+    /// For a server whose clients get TLS one after another: accepts plain connections, too. It
+    /// needs [`ServerBuilder::allow`](crate::ServerBuilder::allow), whose rules name such clients
+    /// as `anonymous`; `anyone` includes them. As long as it is on, an attacker connects without
+    /// TLS: so what `anonymous` may call, everybody may call.
+    #[must_use]
+    pub fn optional(mut self) -> Self {
+        self.is_optional = true;
+        self
+    }
+
+    /// What proves over `shm://` who the ends are. Default: [`Local::Handshake`].
+    #[must_use]
+    pub fn local(mut self, local: Local) -> Self {
+        self.local = local;
+        self
+    }
+
     /// Judges certificates by this clock, for tests.
     #[doc(hidden)]
     #[must_use]
@@ -428,6 +463,11 @@ impl Tls {
     /// Whether the name of the server is known without an address.
     pub(crate) fn names_its_peer(&self) -> bool {
         self.expected.is_some() || self.live.has_raw_keys()
+    }
+
+    /// Whether `shm://` needs no handshake.
+    pub(crate) fn trusts_kernel(&self) -> bool {
+        self.local == Local::PeerCredentials
     }
 
     /// For connections to a server; `host` is that of the address that the user wrote.

@@ -241,7 +241,7 @@ impl Acceptor {
                 Ok(incoming) => {
                     let (this, faults) = (SetUp::begin(self), Arc::clone(&faults));
                     let peer = incoming.peer();
-                    let security = self.config.security(&peer, exchange.clone());
+                    let security = self.config.security(&*incoming, exchange.clone());
                     let task = setups.spawn(async move {
                         this.accept(incoming, security.as_ref(), &faults).await;
                     });

@@ -37,6 +37,8 @@ pub struct AllowError(pub(super) String);
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Who {
     Anyone,
+    /// Who has proven nothing.
+    Anonymous,
     /// This process, over `mem://`.
     Myself,
     Name(String),
@@ -50,6 +52,7 @@ impl Who {
         let number = |text: &str| text.parse().ok();
         let who = match text.split_once(':') {
             None if text == "anyone" => Some(Self::Anyone),
+            None if text == "anonymous" => Some(Self::Anonymous),
             None if text == "self" => Some(Self::Myself),
             Some(("name", name)) if !name.is_empty() => Some(Self::Name(name.to_owned())),
             Some(("uid", id)) => number(id).map(Self::Uid),
@@ -63,7 +66,7 @@ impl Who {
         who.ok_or_else(|| {
             AllowError(format!(
                 "{text:?} names no caller: write `name:NAME`, `spiffe://DOMAIN/PATH`, `uid:NUMBER`, \
-                 `gid:NUMBER`, `self` or `anyone`"
+                 `gid:NUMBER`, `self`, `anonymous` or `anyone`"
             ))
         })
     }
@@ -71,6 +74,10 @@ impl Who {
     fn is(&self, caller: &Identity) -> bool {
         match self {
             Self::Anyone => true,
+            Self::Anonymous => {
+                let has_proven = caller.name().is_some() || caller.certificate().is_some();
+                !has_proven && matches!(caller.peer(), PeerIdentity::Network(_))
+            }
             Self::Myself => *caller.peer() == PeerIdentity::SameProcess,
             Self::Name(name) => caller.name() == Some(name),
             Self::Uid(uid) => caller.unix().is_some_and(|user| user.uid == *uid),
@@ -145,8 +152,8 @@ impl Rules {
 ///
 /// A caller is `name:NAME` (the name that
 /// [`authenticate`](crate::ServerBuilder::authenticate) has given to it), the SPIFFE id of its
-/// certificate, `uid:NUMBER` or `gid:NUMBER` (over `shm://`), `self` (this process, over `mem://`)
-/// or `anyone`. In a SPIFFE id, `*` is one whole segment of the path, as in
+/// certificate, `uid:NUMBER` or `gid:NUMBER` (over `shm://`), `self` (this process, over `mem://`),
+/// `anonymous` (over a network, without a name and a certificate) or `anyone`. In a SPIFFE id, `*` is one whole segment of the path, as in
 /// `spiffe://prod.example/ns/*/sa/cart`; the trust domain is always written out. Methods are
 /// `Service.method`, `Service.*` or `*`: all but those of the built-in services, such as
 /// `rpc.Reflect.*` and `rpc.Stats.*`, which have to be named. `rpc.Health` is free for everybody.
@@ -322,6 +329,7 @@ mod tests {
         let far = far.proven(Some(Arc::new(Proof::with_id("spiffe://prod/ns/a/sa/cart"))));
         for (who, is) in [
             ("anyone", [true, true, true]),
+            ("anonymous", [false, false, false]),
             ("self", [true, false, false]),
             ("name:cart", [true, false, false]),
             ("name:car", [false, false, false]),
@@ -351,6 +359,12 @@ mod tests {
             );
         }
         assert!(!Rules::default().allow(&cart, "Kv.get"));
+        let plain = Identity::from(PeerIdentity::Network(([10, 0, 0, 1], 9).into()));
+        for who in ["anonymous", "anyone"] {
+            assert!(rules(who, "Kv.get").allow(&plain, "Kv.get"), "{who}");
+        }
+        let named = plain.with(&crate::identity::Verified::named("cart"));
+        assert!(!rules("anonymous", "Kv.get").allow(&named, "Kv.get"));
     }
 
     #[test]

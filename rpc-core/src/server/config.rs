@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpc_transport::address::Address;
-use rpc_transport::device::PeerIdentity;
 use rpc_transport::device::fault::FaultPlan;
+use rpc_transport::device::{Incoming, PeerIdentity};
 use rpc_transport::engine::security::Security;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::{ConfigError, LinkConfig};
+use rpc_transport::protocol::handshake::{Features, Offer};
 use rpc_transport::protocol::lock::Exchange;
 
 use super::adaptive_limit::AdaptiveLimit;
@@ -87,6 +88,11 @@ impl Config {
         let secured = secured.as_ref().map_err(String::clone)?;
         self.link = std::mem::take(&mut self.link).isolated_by_default();
         secured.check_link(&self.link).map_err(|error| error.to_string())?;
+        if self.allow.is_none() && secured.is_optional {
+            return Err("`Tls::optional` lets everybody connect: say who may call what by \
+                        `ServerBuilder::allow`, where plain clients are `anonymous`"
+                .to_owned());
+        }
         if self.allow.is_none() {
             tracing::warn!(
                 "every client whose certificate is of a trusted authority may call everything: say \
@@ -101,13 +107,23 @@ impl Config {
         Some(&self.secured.as_ref()?.as_ref().ok()?.keeper)
     }
 
-    /// For the connection of a peer, by a listener.
+    /// For a connection by a listener; `None`: it is to be a plain one.
     pub(super) fn security(
         &self,
-        peer: &PeerIdentity,
+        incoming: &dyn Incoming,
         exchange: Option<Arc<Exchange>>,
     ) -> Option<Security> {
-        let handshakes = self.keeper()?.handshakes(Some(peer));
+        let secured = self.secured.as_ref()?.as_ref().ok()?;
+        let peer = incoming.peer();
+        let is_local = matches!(peer, PeerIdentity::Process { .. }) && exchange.is_none();
+        let offers_plain = || {
+            let offer = Offer::from_request(incoming.private_data());
+            offer.is_ok_and(|offer| !offer.features.contains(Features::SECURE))
+        };
+        if secured.trusts_kernel && is_local || secured.is_optional && offers_plain() {
+            return None;
+        }
+        let handshakes = secured.keeper.handshakes(Some(&peer));
         Some(Security::new(handshakes).with_exchange(exchange))
     }
 }

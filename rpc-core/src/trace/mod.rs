@@ -81,6 +81,7 @@ fn server_span(context: &mut Context) -> Option<Span> {
         rpc.method = method,
         network.peer.address = peer,
         network.peer.port = port,
+        peer.id = context.identity().and_then(|caller| caller.id()),
         trace_id = own.map(|own| own.trace_text()),
         span_id = own.map(|own| own.span_text()),
         parent_span_id = own.and(parent).map(|parent| parent.span_text()),

@@ -81,6 +81,8 @@ impl ChannelBuilder {
                 true => ExpectedName::OfOptions,
                 false => ExpectedName::OfAddress,
             },
+            is_optional: false,
+            trusts_kernel: tls.trusts_kernel(),
         };
         let keeper = Keeper::new(&tls, Role::Server).map_err(|error| error.to_string());
         self.secured = Some(keeper.map(|keeper| secured(keeper)));

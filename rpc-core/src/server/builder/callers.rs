@@ -159,7 +159,12 @@ impl ServerBuilder {
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Self {
-        let secured = |keeper| Secured { keeper, expected: ExpectedName::OfOptions };
+        let secured = |keeper| Secured {
+            keeper,
+            expected: ExpectedName::OfOptions,
+            is_optional: tls.is_optional,
+            trusts_kernel: tls.trusts_kernel(),
+        };
         let keeper = Keeper::new(&tls, Role::Client).map_err(|error| error.to_string());
         self.config.secured = Some(keeper.map(|keeper| secured(keeper)));
         self
