@@ -2,6 +2,9 @@
 //!
 //! Invariant: chains that are equal are kept once, as long as a connection has them.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Weak};

@@ -153,10 +153,11 @@ impl Rules {
 /// A caller is `name:NAME` (the name that
 /// [`authenticate`](crate::ServerBuilder::authenticate) has given to it), the SPIFFE id of its
 /// certificate, `uid:NUMBER` or `gid:NUMBER` (over `shm://`), `self` (this process, over `mem://`),
-/// `anonymous` (over a network, without a name and a certificate) or `anyone`. In a SPIFFE id, `*` is one whole segment of the path, as in
-/// `spiffe://prod.example/ns/*/sa/cart`; the trust domain is always written out. Methods are
-/// `Service.method`, `Service.*` or `*`: all but those of the built-in services, such as
-/// `rpc.Reflect.*` and `rpc.Stats.*`, which have to be named. `rpc.Health` is free for everybody.
+/// `anonymous` (over a network, without a name and a certificate) or `anyone`. In a SPIFFE id, `*`
+/// is one whole segment of the path, as in `spiffe://prod.example/ns/*/sa/cart`; the trust domain
+/// is always written out. Methods are `Service.method`, `Service.*` or `*`: all but those of the
+/// built-in services, such as `rpc.Reflect.*` and `rpc.Stats.*`, which have to be named.
+/// `rpc.Health` is free for everybody.
 ///
 /// With the feature `rules` they come from a TOML file, `Allow::from_file`:
 ///

@@ -4,7 +4,8 @@
 //! `RUST_LOG=info,rpc_core::call=debug` shows them. A handler runs inside its span, also as a task,
 //! and so do streams, so its log lines name the call. The fields follow OpenTelemetry's conventions
 //! for RPC: `rpc.system`, `rpc.service`, `rpc.method`, `rpc.response.status_code`,
-//! `network.peer.address`, `network.peer.port`, `trace_id`, `span_id` and `parent_span_id`.
+//! `network.peer.address`, `network.peer.port`, `peer.id` (the name that the caller has proven),
+//! `trace_id`, `span_id` and `parent_span_id`.
 //!
 //! The trace is sent as W3C `traceparent` and `tracestate` in the metadata of the request. A call
 //! made inside a handler belongs to the handler's trace, and is a child of the handler's span if

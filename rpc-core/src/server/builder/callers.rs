@@ -170,3 +170,44 @@ impl ServerBuilder {
         self
     }
 }
+
+#[cfg(all(test, feature = "tls"))]
+mod tests {
+    use std::time::Duration;
+
+    use test_kit::Watchdog;
+    use test_kit::certificates::Authority;
+
+    use crate::security::Tls;
+    use crate::{Channel, Server};
+
+    const ID: &str = "spiffe://prod.example/kv";
+
+    #[tokio::test(start_paused = true)]
+    async fn ended_connections_are_forgotten() {
+        let _watchdog = Watchdog::start("members of a keeper");
+        let ca = Authority::new("ca");
+        let [server, client] = [(); 2].map(|()| {
+            let leaf = ca.issue(&[ID]);
+            Tls::from_pem_bytes(&leaf.cert, &leaf.key, ca.pem()).unwrap()
+        });
+        let builder = Server::builder().tls(server);
+        let secured = builder.config.secured.clone().unwrap().unwrap();
+        let server = builder.bind("mem://forgotten").await.unwrap();
+        tokio::spawn(server.serve());
+        let connect = || Channel::builder().tls(client.clone().expect_peer(ID));
+        let stays = connect().connect("mem://forgotten").await.unwrap();
+        for _ in 0..50 {
+            drop(connect().connect("mem://forgotten").await.unwrap());
+        }
+        // A vector of so few has room for 4 or 8.
+        let shown = format!("{:?}", secured.keeper);
+        let count = shown.split(&[' ', ',']).nth(3).unwrap().parse::<u32>().unwrap();
+        assert!(count <= 8, "{shown}");
+        // The keeper looks at least once a minute.
+        tokio::time::sleep(Duration::from_secs(61)).await;
+        let shown = format!("{:?}", secured.keeper);
+        assert!(shown.contains("members: 1,"), "{shown}");
+        drop(stays);
+    }
+}
