@@ -141,10 +141,9 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
 
-    /// Serve with TLS: a directory with server.pem, server-key.pem and ca.pem
     #[cfg(feature = "tls")]
-    #[arg(long, value_name = "DIR")]
-    pub(crate) tls: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) tls: examples::tls::ServerTls,
 }
 
 /// The options that every client command needs to connect.

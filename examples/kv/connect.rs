@@ -35,13 +35,7 @@ async fn connect_with(
         .link(link())
         .default_timeout(timeout);
     #[cfg(feature = "tls")]
-    let builder = match args.tls.load() {
-        Ok(None) => builder,
-        Ok(Some(tls)) => builder.tls(tls),
-        Err(error) => {
-            return Err(CommandError::Connect(rpc_core::ConnectError::Config(error.to_string())));
-        }
-    };
+    let builder = args.tls.secure(builder).map_err(CommandError::Connect)?;
     let channel = if args.wait {
         args.address.connect_lazy(builder.wait_for_ready(true))
     } else {

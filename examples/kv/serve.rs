@@ -112,13 +112,7 @@ pub(crate) async fn serve(args: &ServeArgs) -> Result<(), CommandError> {
         server = server.register(args.zone.iter().fold(etcd, Etcd::zone));
     }
     #[cfg(feature = "tls")]
-    let server = match args.tls.as_deref().map(examples::tls::server) {
-        None => server,
-        Some(Ok(tls)) => server.tls(tls),
-        Some(Err(error)) => {
-            return Err(CommandError::Listen(rpc_core::ListenError::Config(error.to_string())));
-        }
-    };
+    let server = args.tls.secure(server).map_err(CommandError::Listen)?;
     serving::serve(server, &args.server, &args.addresses, metrics::listen).await?;
     let stats = store.stats();
     let requests = counted(stats.requests.total(), "request", "requests");

@@ -1,8 +1,12 @@
 //! Certificates of the programs, from a directory as `rpcctl cert dev` writes it.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rpc_core::security::{Tls, TlsError};
+use rpc_core::{ChannelBuilder, ConnectError, ListenError, ServerBuilder};
+
+const RELOAD_EVERY: Duration = Duration::from_secs(30);
 
 /// The client's end of `--tls`.
 #[derive(Debug, clap::Args)]
@@ -22,27 +26,40 @@ pub struct ClientTls {
 }
 
 impl ClientTls {
-    /// What a channel takes, if there is TLS.
+    /// A channel that connects with TLS, if that is wanted.
     ///
     /// # Errors
-    /// [`TlsError`]: a file cannot be used.
-    pub fn load(&self) -> Result<Option<Tls>, TlsError> {
-        let load =
-            |directory: &PathBuf| Ok(load(directory, "client")?.expect_peer(&self.expect_peer));
-        self.tls.as_ref().map(load).transpose()
+    /// [`ConnectError::Config`]: a file cannot be used.
+    pub fn secure(&self, channel: ChannelBuilder) -> Result<ChannelBuilder, ConnectError> {
+        let Some(directory) = &self.tls else { return Ok(channel) };
+        let tls = load(directory, "client").map_err(|it| ConnectError::Config(it.to_string()))?;
+        Ok(channel.tls(tls.expect_peer(&self.expect_peer)))
     }
 }
 
-/// What a server takes.
-///
-/// # Errors
-/// [`TlsError`]: a file cannot be used.
-pub fn server(directory: &Path) -> Result<Tls, TlsError> {
-    load(directory, "server")
+/// The server's end of `--tls`.
+#[derive(Debug, clap::Args)]
+pub struct ServerTls {
+    /// Serve with TLS: a directory with server.pem, server-key.pem and ca.pem
+    #[arg(long, value_name = "DIR")]
+    pub tls: Option<PathBuf>,
+}
+
+impl ServerTls {
+    /// A server that takes connections with TLS alone, if that is wanted.
+    ///
+    /// # Errors
+    /// [`ListenError::Config`]: a file cannot be used.
+    pub fn secure(&self, server: ServerBuilder) -> Result<ServerBuilder, ListenError> {
+        let Some(directory) = &self.tls else { return Ok(server) };
+        let tls = load(directory, "server").map_err(|it| ListenError::Config(it.to_string()))?;
+        Ok(server.tls(tls))
+    }
 }
 
 fn load(directory: &Path, role: &str) -> Result<Tls, TlsError> {
     let file = |name: String| directory.join(name);
     let (cert, key) = (file(format!("{role}.pem")), file(format!("{role}-key.pem")));
-    Tls::from_pem(cert, key, directory.join("ca.pem"))
+    let tls = Tls::from_pem(cert, key, directory.join("ca.pem"))?;
+    Ok(tls.reload_every(RELOAD_EVERY))
 }

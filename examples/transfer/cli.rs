@@ -97,6 +97,10 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     pub(crate) server: ServerArgs,
+
+    #[cfg(feature = "tls")]
+    #[command(flatten)]
+    pub(crate) tls: examples::tls::ServerTls,
 }
 
 /// The options that every client command needs to connect.
@@ -113,6 +117,10 @@ pub(crate) struct ConnectArgs {
     /// How arguments and results are encoded
     #[arg(long, value_enum, default_value_t, help_heading = "Connection")]
     pub(crate) codec: CodecName,
+
+    #[cfg(feature = "tls")]
+    #[command(flatten)]
+    pub(crate) tls: examples::tls::ClientTls,
 }
 
 #[derive(Debug, Args)]

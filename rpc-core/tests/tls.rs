@@ -284,7 +284,7 @@ fn plain_clients_may_call_what_rules_say() {
         assert_eq!(plain.get().await.unwrap_err().code(), Code::PermissionDenied);
         let secured = StoreClient::new(world.client().connect(&at).await.unwrap());
         assert_eq!(secured.get().await, Ok(7));
-        // A server without TLS is refused as ever.
+        // A server without TLS is refused as before.
         let (plain, _) = serve(Server::builder(), scheme).await;
         assert_eq!(refusal(world.client(), &plain).await.0, FailureReason::NotOffered);
     });
