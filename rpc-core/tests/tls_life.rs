@@ -447,3 +447,29 @@ async fn both_ends_have_the_same_binding() {
     }
     assert_ne!(all[0], all[1]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn ended_connections_are_forgotten() {
+    let _watchdog = Watchdog::start("members of a keeper");
+    let world = World::new();
+    world.renew("server", KV, 1, 90 * HOUR);
+    world.renew("client", CART, 2, 90 * HOUR);
+    serve(world.tls("server"), "forgotten").await;
+    let builder = Channel::builder().tls(world.client("client"));
+    let count = || {
+        let shown = format!("{builder:?}");
+        let members = shown.split("members: ").nth(1).unwrap().split(',').next().unwrap();
+        members.parse::<u32>().unwrap()
+    };
+    let connect = || builder.clone().connect("mem://life-forgotten");
+    let stays = connect().await.unwrap();
+    for _ in 0..50 {
+        drop(connect().await.unwrap());
+    }
+    // A vector of so few has room for 4 or 8.
+    assert!(count() <= 8, "{}", count());
+    // The keeper looks at least once a minute.
+    tokio::time::sleep(61 * SECOND).await;
+    assert_eq!(count(), 1);
+    drop(stays);
+}

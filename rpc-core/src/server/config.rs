@@ -127,29 +127,3 @@ impl Config {
         Some(Security::new(handshakes).with_exchange(exchange))
     }
 }
-
-#[cfg(all(test, feature = "tls"))]
-mod tests {
-    use rpc_transport::protocol::config::Isolation;
-    use test_kit::certificates::Authority;
-
-    use super::*;
-    use crate::Server;
-    use crate::security::Tls;
-
-    #[test]
-    fn tls_isolates_connections_by_default() {
-        let ca = Authority::new("ca");
-        let leaf = ca.issue(&["kv"]);
-        let tls = Tls::from_pem_bytes(&leaf.cert, &leaf.key, ca.pem()).unwrap();
-        let isolation = |builder: crate::ServerBuilder| {
-            let mut config = builder.config;
-            config.check_secured(&[]).unwrap();
-            format!("{:?}", config.link).split("isolation: ").nth(1).unwrap()[..12].to_owned()
-        };
-        let shared = LinkConfig::default().isolation(Isolation::Shared);
-        assert_eq!(isolation(Server::builder()), "None, keep_a");
-        assert_eq!(isolation(Server::builder().tls(tls.clone())), "Some(PerConn");
-        assert_eq!(isolation(Server::builder().tls(tls).link(shared)), "Some(Shared)");
-    }
-}

@@ -173,41 +173,27 @@ impl ServerBuilder {
 
 #[cfg(all(test, feature = "tls"))]
 mod tests {
-    use std::time::Duration;
-
-    use test_kit::Watchdog;
+    use rpc_transport::protocol::config::{Isolation, LinkConfig};
     use test_kit::certificates::Authority;
 
+    use crate::Server;
     use crate::security::Tls;
-    use crate::{Channel, Server};
 
     const ID: &str = "spiffe://prod.example/kv";
 
-    #[tokio::test(start_paused = true)]
-    async fn ended_connections_are_forgotten() {
-        let _watchdog = Watchdog::start("members of a keeper");
+    #[test]
+    fn tls_isolates_connections_by_default() {
         let ca = Authority::new("ca");
-        let [server, client] = [(); 2].map(|()| {
-            let leaf = ca.issue(&[ID]);
-            Tls::from_pem_bytes(&leaf.cert, &leaf.key, ca.pem()).unwrap()
-        });
-        let builder = Server::builder().tls(server);
-        let secured = builder.config.secured.clone().unwrap().unwrap();
-        let server = builder.bind("mem://forgotten").await.unwrap();
-        tokio::spawn(server.serve());
-        let connect = || Channel::builder().tls(client.clone().expect_peer(ID));
-        let stays = connect().connect("mem://forgotten").await.unwrap();
-        for _ in 0..50 {
-            drop(connect().connect("mem://forgotten").await.unwrap());
-        }
-        // A vector of so few has room for 4 or 8.
-        let shown = format!("{:?}", secured.keeper);
-        let count = shown.split(&[' ', ',']).nth(3).unwrap().parse::<u32>().unwrap();
-        assert!(count <= 8, "{shown}");
-        // The keeper looks at least once a minute.
-        tokio::time::sleep(Duration::from_secs(61)).await;
-        let shown = format!("{:?}", secured.keeper);
-        assert!(shown.contains("members: 1,"), "{shown}");
-        drop(stays);
+        let leaf = ca.issue(&[ID]);
+        let tls = Tls::from_pem_bytes(&leaf.cert, &leaf.key, ca.pem()).unwrap();
+        let isolation = |builder: crate::ServerBuilder| {
+            let mut config = builder.config;
+            config.check_secured(&[]).unwrap();
+            format!("{:?}", config.link).split("isolation: ").nth(1).unwrap()[..12].to_owned()
+        };
+        let shared = LinkConfig::default().isolation(Isolation::Shared);
+        assert_eq!(isolation(Server::builder()), "None, keep_a");
+        assert_eq!(isolation(Server::builder().tls(tls.clone())), "Some(PerConn");
+        assert_eq!(isolation(Server::builder().tls(tls).link(shared)), "Some(Shared)");
     }
 }
