@@ -125,42 +125,42 @@ async fn a_silent_watch_is_replaced() {
     proxy.watches(2).await;
 }
 
+/// Follows an etcd of which `replace` leaves the server A only, or none.
+async fn in_another_world(
+    mut etcd: process::Etcd,
+    left: &[&str],
+    replace: impl FnOnce(&process::Etcd),
+) {
+    let resolver = quick(&etcd.name("rpc/kv"));
+    let mut watched = Watched::new(&resolver);
+    watched.until(&[A, B]).await;
+    etcd.kill();
+    replace(&etcd);
+    etcd.restart();
+    watched.until(left).await;
+    etcd.put("c", "tcp://10.0.0.3:7");
+    watched.until(&[left, &["tcp://10.0.0.3:7"]].concat()).await;
+}
+
 #[tokio::test]
 async fn a_wiped_etcd_is_another_world() {
     let _watchdog = Watchdog::start("an etcd that is wiped");
-    let mut etcd = process::Etcd::start();
-    etcd.put("x", A);
+    let etcd = process::Etcd::start();
     etcd.put("a", A);
-    let resolver = quick(&etcd.name("rpc/kv"));
-    let mut watched = Watched::new(&resolver);
-    watched.until(&[A]).await;
-    etcd.kill();
-    etcd.wipe();
-    etcd.restart();
-    assert_eq!(etcd.revision(), 1);
-    watched.until(&[]).await;
     etcd.put("b", B);
-    watched.until(&[B]).await;
+    in_another_world(etcd, &[], process::Etcd::wipe).await;
 }
 
 #[tokio::test]
 async fn an_older_backup_is_another_world() {
     let _watchdog = Watchdog::start("an etcd from a backup");
-    let mut etcd = process::Etcd::start();
+    let etcd = process::Etcd::start();
     etcd.put("a", A);
     let backup = std::env::temp_dir().join(format!("rpc-discovery-backup-{}", etcd.port()));
     let backup = backup.to_str().unwrap();
     etcd.ctl(&["snapshot", "save", backup]);
     etcd.put("b", B);
-    let resolver = quick(&etcd.name("rpc/kv"));
-    let mut watched = Watched::new(&resolver);
-    watched.until(&[A, B]).await;
-    etcd.kill();
-    etcd.restore(backup);
-    etcd.restart();
-    watched.until(&[A]).await;
-    etcd.put("c", "tcp://10.0.0.3:7");
-    watched.until(&[A, "tcp://10.0.0.3:7"]).await;
+    in_another_world(etcd, &[A], |etcd| etcd.restore(backup)).await;
 }
 
 /// The watch begins behind the last revision of the etcd that it gets to.

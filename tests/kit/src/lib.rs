@@ -5,6 +5,7 @@
 //! | `rng` | random numbers from a seed that a failure prints, or from the bytes of a fuzzer |
 //! | `watchdog` | a hard time limit for a test that hangs |
 //! | `clock` | time that passes when the test advances it |
+//! | `daemon` | programs of the system, such as etcd, that end with the test |
 //! | `sandbox` | system calls that are refused to a thread |
 //! | `certificates` | authorities, and certificates that are wrong in one way |
 //! | `hostile` | peers that speak the wires byte by byte, and lie |
@@ -15,6 +16,7 @@
 #[cfg(feature = "certificates")]
 pub mod certificates;
 mod clock;
+pub mod daemon;
 pub mod hostile;
 mod rng;
 pub mod sandbox;
