@@ -42,7 +42,7 @@ pub struct ServerArgs {
     pub poll: Poll,
 
     /// Where to show calls, times and connections over HTTP, for Prometheus, and whether to send
-    /// calls (`/healthz`): 127.0.0.1:9100. To everybody who can reach it; on a loopback address to
+    /// calls (`/readyz`): 127.0.0.1:9100. To everybody who can reach it; on a loopback address to
     /// programs of this machine alone
     #[arg(long, value_name = "IP:PORT")]
     pub metrics: Option<SocketAddr>,
@@ -103,7 +103,7 @@ pub async fn serve(
         .await?;
     if let Some(address) = args.metrics {
         let address = metrics(address, server.stats_handle(), health).await?;
-        eprintln!("metrics: http://{address}/metrics, health: http://{address}/healthz");
+        eprintln!("metrics: http://{address}/metrics, health: http://{address}/readyz");
     }
     let mut stdout = io::stdout();
     for address in server.local_addresses() {

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use rpc_core::Code;
-use rpc_core::stats::{ChannelStats, ConnectionStats, MethodStats, ServerStats};
+use rpc_core::stats::{
+    ChannelStats, ConnectionStats, MemberStats, MethodStats, ResolverStats, ServerStats,
+};
 use serde::Serialize;
 
 use crate::wall_clock::unix_millis;
@@ -26,6 +28,9 @@ const LONGEST: Duration = Duration::from_secs(138);
 pub(crate) struct Reading {
     pub(crate) methods: Vec<MethodStats>,
     pub(crate) connections: Vec<ConnectionStats>,
+    /// The servers of a channel to several, and the resolver that names them.
+    pub(crate) members: Vec<MemberStats>,
+    pub(crate) resolver: Option<ResolverStats>,
     /// Used and limit, bytes; `None` for channels.
     pub(crate) memory: Option<(u64, u64)>,
     pub(crate) is_draining: bool,
@@ -53,12 +58,15 @@ impl Reading {
             is_draining: stats.is_draining,
             methods: stats.methods,
             connections: stats.connections,
+            ..Self::default()
         }
     }
 
     /// The calls of a channel's servers.
     pub(crate) fn of_served(mut stats: ChannelStats) -> Self {
         stats.methods = std::mem::take(&mut stats.served);
+        stats.members.clear();
+        stats.resolver = None;
         Self::of_channel(stats)
     }
 
@@ -72,6 +80,8 @@ impl Reading {
             let ejected = stats.members.iter().filter(|member| member.is_ejected).count();
             others.push(("servers", stats.members.len() as u64));
             others.push(("ejected servers", ejected as u64));
+            let draining = stats.members.iter().filter(|member| member.is_draining).count();
+            others.push(("draining servers", draining as u64));
         }
         Self {
             others,
@@ -79,6 +89,8 @@ impl Reading {
             is_draining: false,
             methods: stats.methods,
             connections: stats.connections,
+            members: stats.members,
+            resolver: stats.resolver,
         }
     }
 }

@@ -30,8 +30,12 @@ pub(crate) fn page(subject: Arc<Subject>, health: Health, hosts: Hosts) -> Route
         .route("/api/stats", get(stats))
         .route("/metrics", get(all_metrics))
         .with_state(subject)
-        .merge(healthz(health));
-    guarded(router, "not found; the paths are /, /api/stats, /metrics and /healthz\n", hosts)
+        .merge(probes(health));
+    guarded(
+        router,
+        "not found; the paths are /, /api/stats, /metrics, /healthz, /readyz and /livez\n",
+        hosts,
+    )
 }
 
 /// The metrics of a server and of channels, and the health of the server.
@@ -40,16 +44,21 @@ pub(crate) fn metrics(numbers: Numbers, health: Health, hosts: Hosts) -> Router 
     let router = Router::new()
         .route("/metrics", get(text))
         .with_state(Arc::new(numbers))
-        .merge(healthz(health));
-    guarded(router, "not found; the paths are /metrics and /healthz\n", hosts)
+        .merge(probes(health));
+    guarded(router, "not found; the paths are /metrics, /healthz, /readyz and /livez\n", hosts)
 }
 
-fn healthz(health: Health) -> Router {
+/// For orchestrators. A server that drains is alive, and must not be restarted for that.
+fn probes(health: Health) -> Router {
     let check = async |State(health): State<Health>, uri: Uri| {
         let (status, text) = health.answer(uri.query().unwrap_or_default());
         answer(status, TEXT, text)
     };
-    Router::new().route("/healthz", get(check)).with_state(health)
+    Router::new()
+        .route("/healthz", get(check))
+        .route("/readyz", get(check))
+        .route("/livez", get(async || answer(StatusCode::OK, TEXT, "alive\n")))
+        .with_state(health)
 }
 
 /// Adds the responses to bad requests, and rejects unknown host names.

@@ -27,9 +27,10 @@
 //! | `/` | the page, self-contained |
 //! | `/api/stats` | the data of the page, as JSON |
 //! | `/metrics` | metrics for Prometheus |
-//! | `/healthz` | 200 while the process serves, 503 while it or one of its services does not |
+//! | `/healthz`, `/readyz` | 200 while the process serves, 503 while it or one of its services does not |
+//! | `/livez` | 200 while the process answers at all |
 //!
-//! [`Metrics`] serves only the last two.
+//! [`Metrics`] serves all but the first two.
 //!
 //! The numbers are read once a second, regardless of viewers, and kept for three minutes. Servers
 //! without the page pay nothing for it: it reads counters that exist anyway.

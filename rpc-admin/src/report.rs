@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use rpc_core::stats::{ConnectionStats, MethodStats};
+use rpc_core::stats::{ConnectionStats, MemberStats, MethodStats, ResolverStats};
 use serde::Serialize;
 
 use crate::history::{Point, Reading, errors_of};
@@ -12,6 +12,8 @@ use crate::subject::{INTERVAL, Subject};
 
 /// Number of connections shown, the busiest ones.
 const MOST_CONNECTIONS: usize = 50;
+/// Number of servers of a channel that are shown, those with trouble first.
+const MOST_MEMBERS: usize = 50;
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -36,6 +38,10 @@ struct SourceNow<'a> {
     methods: Vec<MethodNow<'a>>,
     connections: Vec<&'a ConnectionStats>,
     connection_count: usize,
+    members: Vec<&'a MemberStats>,
+    member_count: usize,
+    /// `None`: the channel has one server, or it is a server.
+    resolver: Option<&'a ResolverStats>,
     memory_used_bytes: u64,
     /// `None`: there is none.
     memory_limit_bytes: Option<u64>,
@@ -81,12 +87,18 @@ fn source<'a>(name: &'a str, is_server: bool, reading: &'a Reading) -> SourceNow
     let mut connections: Vec<_> = reading.connections.iter().collect();
     connections.sort_by_key(|it| std::cmp::Reverse(it.messages_in.saturating_add(it.messages_out)));
     connections.truncate(MOST_CONNECTIONS);
+    let mut members: Vec<_> = reading.members.iter().collect();
+    members.sort_by_key(|it| (!it.is_ejected, it.is_connected, !it.is_draining, &it.address));
+    members.truncate(MOST_MEMBERS);
     SourceNow {
         name,
         kind: if is_server { "server" } else { "channel" },
         methods: reading.methods.iter().map(method).collect(),
         connections,
         connection_count: reading.connections.len(),
+        members,
+        member_count: reading.members.len(),
+        resolver: reading.resolver.as_ref(),
         memory_used_bytes: reading.memory.map_or(0, |(used, _)| used),
         memory_limit_bytes: reading.memory.map(|(_, limit)| limit),
         is_draining: reading.is_draining,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpc_admin::{Admin, Metrics, Recent};
+use rpc_core::client::resolve::StaticList;
 use rpc_core::health::{HealthReporter, ServingStatus};
 use rpc_core::stats::StatsHandle;
 use rpc_core::{Channel, Context, Server, Status};
@@ -334,7 +335,10 @@ async fn bad_requests_get_advice() {
     let (page, _serving) = served(Admin::new(stats)).await;
     let (head, body) = get(page, "/nothing").await;
     assert!(head.starts_with("HTTP/1.1 404 "), "{head}");
-    assert_eq!(body, "not found; the paths are /, /api/stats, /metrics and /healthz\n");
+    assert_eq!(
+        body,
+        "not found; the paths are /, /api/stats, /metrics, /healthz, /readyz and /livez\n"
+    );
     let (head, body) = get(page, "/api/stats?after=soon").await;
     assert!(head.starts_with("HTTP/1.1 400 "), "{head}");
     assert!(body.starts_with("after=N: N is "), "{body}");
@@ -504,6 +508,23 @@ async fn a_head_without_an_end_is_cut() {
 }
 
 #[tokio::test]
+async fn servers_of_a_channel_are_shown() {
+    let _watchdog = watchdog();
+    let (stats, _channel, _) = shop("mem://admin-members", &Recent::new()).await;
+    let servers = StaticList::new(["mem://admin-members", "mem://admin-nobody"]).unwrap();
+    let channel = Channel::builder().connect_balanced(servers).unwrap();
+    ShopClient::new(channel.clone()).good().await.unwrap();
+    let (page, _serving) = served(Admin::new(stats).channel("customers", &channel)).await;
+    let is_connected = |it: &Value| it["sources"][1]["members"][1]["is_connected"] == true;
+    let source = until(page, is_connected).await["sources"][1].take();
+    let members = &source["members"];
+    assert_eq!(members[0]["address"], "mem://admin-nobody", "trouble comes first");
+    assert_eq!(members[1]["address"], "mem://admin-members");
+    assert_eq!((&source["member_count"], &source["resolver"]["servers"]), (&2.into(), &2.into()));
+    assert_eq!(source["resolver"]["name"], "[mem://admin-members, mem://admin-nobody]");
+}
+
+#[tokio::test]
 async fn healthz_says_whether_to_send_calls() {
     let _watchdog = watchdog();
     let reporter = HealthReporter::new();
@@ -532,12 +553,16 @@ async fn healthz_says_whether_to_send_calls() {
     expect("/healthz?service=Shop", "200", "serving\n").await;
     expect("/healthz?service=Shed", "404", "services are: \"\", \"Shop\"").await;
     reporter.set("Shop", ServingStatus::NotServing);
+    expect("/readyz?service=Shop", "503", "Shop: not serving\n").await;
     expect("/healthz", "503", "Shop: not serving\n").await;
     expect("/healthz?service=", "200", "serving\n").await;
     reporter.set("Shop", ServingStatus::Serving);
     expect("/healthz", "200", "serving\n").await;
     shutdown.shutdown();
-    expect("/healthz", "503", "draining\n").await;
+    for path in ["/healthz", "/readyz"] {
+        expect(path, "503", "draining\n").await;
+    }
+    expect("/livez", "200", "alive\n").await;
 }
 
 #[tokio::test]
@@ -553,7 +578,7 @@ async fn metrics_alone_have_the_same_guards() {
     assert!(body.contains("\nrpc_server_connections 1\n"), "{body}");
     let (head, body) = get(address, "/").await;
     assert!(head.starts_with("HTTP/1.1 404 "), "{head}");
-    assert_eq!(body, "not found; the paths are /metrics and /healthz\n");
+    assert_eq!(body, "not found; the paths are /metrics, /healthz, /readyz and /livez\n");
     let (head, _) = get_as(address, "/metrics", "Host: proxy.example\r\n").await;
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
     let (head, body) = get_as(address, "/metrics", "Host: evil.example\r\n").await;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use chromium::Browser;
 use rpc_admin::{Admin, Recent};
+use rpc_core::client::resolve::StaticList;
 use rpc_core::{Channel, Server, ShutdownHandle, Status};
 use test_kit::Watchdog;
 use tokio::runtime::Runtime;
@@ -64,7 +65,8 @@ impl World {
             tokio::spawn(server.serve());
             let mut admin = Admin::new(stats).title("corner shop").recent(recent);
             if is_busy {
-                let channel = Channel::builder().connect(&name).await.unwrap();
+                let servers = StaticList::new([&name]).unwrap();
+                let channel = Channel::builder().connect_balanced(servers).unwrap();
                 admin = admin.channel("customers", &channel);
                 let shop = ShopClient::new(channel);
                 tokio::spawn(async move {
@@ -152,6 +154,9 @@ fn the_page_shows_the_server_and_escapes_html() {
     // The channel, which has no memory budget.
     browser.value("[...document.querySelectorAll('nav button')].find(it => it.textContent === 'customers').click()");
     assert_eq!(browser.value("document.querySelectorAll('figure:not([hidden])').length"), 3);
+    browser.until(&format!("{}.startsWith('mem://browser-showsready')", text("members")));
+    browser.until(&format!("{}.includes('named 1')", text("resolver")));
+    assert_eq!(browser.value("document.getElementById('members-card').hidden"), false);
     assert!(browser.complaints.is_empty(), "{:#?}", browser.complaints);
     let strange = |it: &&String| !it.starts_with(&world.url) && !it.starts_with("data:");
     assert_eq!(

@@ -164,6 +164,9 @@ impl BalancingPolicy {
     /// channel chooses its own, so that all servers get about the same number of channels. Default
     /// 32; 8 where a server has an `rdma://` address, as each connection takes a queue pair of the
     /// NIC.
+    ///
+    /// With few channels, a server may be chosen by none: keep the count times the number of
+    /// channels at several times the number of servers.
     #[must_use]
     pub const fn subset(mut self, count: usize) -> Self {
         self.subset = Some(count);

@@ -88,6 +88,8 @@ struct State {
     listens: bool,
     /// Why the last answer was of no use, if it was not.
     error: Option<String>,
+    /// When it last named servers, and how many.
+    heard: Option<(Instant, usize)>,
     /// Askers that were dropped in the midst of their work.
     vanished: u64,
     asker: Option<AbortHandle>,
@@ -121,6 +123,7 @@ impl Balancer {
             listener: None,
             listens: false,
             error: None,
+            heard: None,
             vanished: 0,
             asker: None,
         });
@@ -323,6 +326,7 @@ impl Balancer {
         let beyond = match set {
             Ok(set) => {
                 let is_empty = set.is_empty();
+                resolution.heard = Some((now, set.len()));
                 let beyond = resolution.membership.on_set(set, now);
                 resolution.error = is_empty.then(|| {
                     format!(

@@ -24,12 +24,13 @@ impl Shared {
             // On its shard are those of others, too.
             Targets::Peer(_) => {}
         }
-        let (members, ejections) = match &self.targets {
-            Targets::Several(balancer) => balancer.stats(),
+        let ((members, ejections), resolver) = match &self.targets {
+            Targets::Several(balancer) => (balancer.stats(), Some(balancer.resolver_stats())),
             _ => Default::default(),
         };
         ChannelStats {
             members,
+            resolver,
             ejections,
             methods: self.counts.methods.read(),
             served: self.counts.served.as_ref().map(|served| served.read()).unwrap_or_default(),

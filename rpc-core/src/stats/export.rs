@@ -110,7 +110,7 @@ static SERVER: [Whole<ServerStats>; 14] = [
     (gauge("rpc.server.unflushed", "Queue pairs not flushed in time"), |it| it.unflushed),
 ];
 
-static CHANNEL: [Whole<ChannelStats>; 9] = [
+static CHANNEL: [Whole<ChannelStats>; 13] = [
     (gauge("rpc.client.connections", "Connections that are up"), |it| it.connections.len() as u64),
     (counter("rpc.client.connected", "Connections that were made"), |it| it.connected),
     (counter("rpc.client.connect_failures", "Attempts to connect that failed"), |it| {
@@ -126,6 +126,18 @@ static CHANNEL: [Whole<ChannelStats>; 9] = [
     }),
     (gauge("rpc.client.members_ejected", "Servers without calls as they fail"), |it| {
         it.members.iter().filter(|it| it.is_ejected).count() as u64
+    }),
+    (gauge("rpc.client.members_draining", "Servers about to shut down"), |it| {
+        it.members.iter().filter(|it| it.is_draining).count() as u64
+    }),
+    (gauge("rpc.client.resolver.servers", "Servers that the resolver named last"), |it| {
+        it.resolver.as_ref().map_or(0, |it| it.servers)
+    }),
+    (gauge("rpc.client.resolver.age_seconds", "Time since the resolver named servers"), |it| {
+        it.resolver.as_ref().and_then(|it| it.age).map_or(0, |age| age.as_secs())
+    }),
+    (gauge("rpc.client.resolver.failing", "1 while the resolver does not answer"), |it| {
+        it.resolver.as_ref().is_some_and(|it| it.error.is_some()).into()
     }),
     (counter("rpc.client.ejections", "Times that a server was ejected"), |it| it.ejections),
 ];

@@ -52,6 +52,7 @@ pub use self::facade::MetricsPublisher;
 pub use self::handle::StatsHandle;
 pub use self::histogram::Histogram;
 pub use self::report::{
-    ChannelStats, ConnectionStats, MemberStats, MethodStats, OverloadStats, ServerStats,
+    ChannelStats, ConnectionStats, MemberStats, MethodStats, OverloadStats, ResolverStats,
+    ServerStats,
 };
 pub use self::text::PrometheusText;

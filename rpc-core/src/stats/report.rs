@@ -181,6 +181,23 @@ pub struct MemberStats {
     pub latency: Option<Duration>,
 }
 
+/// What the resolver of a channel says: [`ChannelStats::resolver`].
+#[derive(Debug, Clone, Default, Serialize)]
+#[non_exhaustive]
+pub struct ResolverStats {
+    /// Its name.
+    pub name: String,
+    /// Time since it last said which servers there are; `None` if it never did. That of etcd says
+    /// so again about every 10 s; others that watch may be silent while nothing changes.
+    pub age: Option<Duration>,
+    /// The number of servers that it named then. The channel may use fewer
+    /// ([`BalancingPolicy::subset`](crate::client::BalancingPolicy::subset)), or more while it does
+    /// not believe that so many are gone.
+    pub servers: u64,
+    /// Why its last answer was of no use; `None` if it was.
+    pub error: Option<String>,
+}
+
 /// A channel: [`Channel::stats`](crate::Channel::stats).
 #[derive(Debug, Clone, Default, Serialize)]
 #[non_exhaustive]
@@ -203,6 +220,8 @@ pub struct ChannelStats {
     pub retries_throttled: u64,
     /// The servers of a channel to several; empty for other channels.
     pub members: Vec<MemberStats>,
+    /// The resolver of a channel to several servers.
+    pub resolver: Option<ResolverStats>,
     /// Total number of times that a server was ejected.
     pub ejections: u64,
 }

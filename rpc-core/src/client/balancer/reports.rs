@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use rpc_transport::engine::clock;
+
 use super::Balancer;
 use crate::channel::connectivity::ConnectivityState;
 use crate::client::members::{ill, not_serving};
 use crate::client::subchannel::Subchannel;
-use crate::stats::MemberStats;
+use crate::stats::{MemberStats, ResolverStats};
 use crate::status::{Code, Status};
 
 impl Balancer {
@@ -47,6 +49,18 @@ impl Balancer {
     /// The members as they are now, and how often one was ejected.
     pub(in crate::client) fn stats(&self) -> (Vec<MemberStats>, u64) {
         (self.members().stats(), self.ejected.get())
+    }
+
+    /// What the resolver says.
+    pub(in crate::client) fn resolver_stats(&self) -> ResolverStats {
+        let resolution = self.resolution.lock();
+        let age = |(at, _)| clock::now().saturating_duration_since(at);
+        ResolverStats {
+            name: self.name(),
+            age: resolution.heard.map(age),
+            servers: resolution.heard.map_or(0, |(_, servers)| servers as u64),
+            error: resolution.error.clone(),
+        }
     }
 
     /// The state of all together, as gRPC's balancers count it.
