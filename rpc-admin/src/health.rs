@@ -1,4 +1,5 @@
-//! `/healthz` and `/readyz`: whether this process should be sent calls, for orchestrators and load balancers.
+//! `/healthz` and `/readyz`: whether this process should be sent calls, for orchestrators and load
+//! balancers.
 
 use axum::http::StatusCode;
 use rpc_core::health::{HealthReporter, ServingStatus};

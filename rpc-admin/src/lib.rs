@@ -27,8 +27,9 @@
 //! | `/` | the page, self-contained |
 //! | `/api/stats` | the data of the page, as JSON |
 //! | `/metrics` | metrics for Prometheus |
-//! | `/healthz`, `/readyz` | 200 while the process serves, 503 while it or one of its services does not |
-//! | `/livez` | 200 while the process answers at all |
+//! | `/readyz` | 200 while the process serves, 503 while it or one of its services does not |
+//! | `/healthz` | the same as `/readyz` |
+//! | `/livez` | 200 while the process answers, also while it drains |
 //!
 //! [`Metrics`] serves all but the first two.
 //!

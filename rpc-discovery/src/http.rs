@@ -38,6 +38,14 @@ impl HttpError {
     fn new(at: &HostPort, what: impl fmt::Display) -> Self {
         Self { at: at.to_string(), what: what.to_string() }
     }
+
+    /// With the cause, such as an alert of TLS.
+    fn of_connection(at: &HostPort, error: &hyper::Error) -> Self {
+        match std::error::Error::source(error) {
+            Some(cause) => Self::new(at, format!("{error}: {cause}")),
+            None => Self::new(at, error),
+        }
+    }
 }
 
 impl fmt::Display for HttpError {
@@ -47,41 +55,11 @@ impl fmt::Display for HttpError {
 }
 
 /// How a connection is protected.
+#[derive(Clone)]
 pub(crate) enum Security {
     None,
-    #[cfg(feature = "kubernetes")]
-    Tls(tokio_rustls::TlsConnector),
-}
-
-#[cfg(feature = "kubernetes")]
-impl Security {
-    /// TLS with a server that has a certificate of one of these authorities (PEM).
-    ///
-    /// # Errors
-    /// What is wrong with the certificates.
-    pub(crate) fn tls(authorities: &[u8]) -> Result<Self, String> {
-        use std::sync::Arc;
-
-        use tokio_rustls::rustls::pki_types::CertificateDer;
-        use tokio_rustls::rustls::pki_types::pem::PemObject;
-        use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
-
-        let mut roots = RootCertStore::empty();
-        for certificate in CertificateDer::pem_slice_iter(authorities) {
-            let certificate = certificate.map_err(|error| format!("not PEM: {error:?}"))?;
-            roots.add(certificate).map_err(|error| error.to_string())?;
-        }
-        if roots.is_empty() {
-            return Err("there is no certificate in it".to_owned());
-        }
-        let provider = Arc::new(crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| error.to_string())?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        Ok(Self::Tls(Arc::new(config).into()))
-    }
+    #[cfg(feature = "tls")]
+    Tls(crate::tls::RegistryTls),
 }
 
 /// A request to one server.
@@ -128,17 +106,18 @@ pub(crate) async fn ask(asked: Asked<'_>) -> Result<Answer, HttpError> {
 async fn send(asked: Asked<'_>) -> Result<Answer, HttpError> {
     let Asked { at, method, path, authorization, body, limit, security } = asked;
     let failed = |error: &dyn fmt::Display| HttpError::new(at, error);
+    let ended = |error: hyper::Error| HttpError::of_connection(at, &error);
     let stream = TcpStream::connect((at.host.as_str(), at.port)).await;
     let stream = stream.map_err(|error| failed(&error))?;
     let _ = stream.set_nodelay(true);
     let (mut sender, connection) = match security {
-        Security::None => begin(stream).await.map_err(|error| failed(&error))?,
-        #[cfg(feature = "kubernetes")]
-        Security::Tls(connector) => {
+        Security::None => begin(stream).await.map_err(ended)?,
+        #[cfg(feature = "tls")]
+        Security::Tls(tls) => {
             let name = at.host.clone().try_into();
             let name = name.map_err(|_| failed(&"its host has no valid name for TLS"))?;
-            let stream = connector.connect(name, stream).await.map_err(|error| failed(&error))?;
-            begin(stream).await.map_err(|error| failed(&error))?
+            let stream = tls.0.connect(name, stream).await.map_err(|error| failed(&error))?;
+            begin(stream).await.map_err(ended)?
         }
     };
     let mut request = Request::new(Full::new(Bytes::from(body)));
@@ -151,7 +130,7 @@ async fn send(asked: Asked<'_>) -> Result<Answer, HttpError> {
         let value = HeaderValue::try_from(value).map_err(|error| failed(&error))?;
         request.headers_mut().insert(name, value);
     }
-    let answer = sender.send_request(request).await.map_err(|error| failed(&error))?;
+    let answer = sender.send_request(request).await.map_err(ended)?;
     let (head, body) = answer.into_parts();
     Ok(Answer { status: head.status, body, at: at.clone(), limit, _connection: connection })
 }
@@ -200,7 +179,7 @@ impl Answer {
         loop {
             match self.body.frame().await {
                 None => return Ok(None),
-                Some(Err(error)) => return Err(HttpError::new(&self.at, error)),
+                Some(Err(error)) => return Err(HttpError::of_connection(&self.at, &error)),
                 Some(Ok(frame)) => {
                     // Trailers say nothing here.
                     if let Ok(bytes) = frame.into_data() {

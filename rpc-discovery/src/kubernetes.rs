@@ -20,6 +20,7 @@ use crate::name_error::NameError;
 use crate::protocol::jitter::full_jitter;
 use crate::protocol::slices::{SliceList, Slices, Told};
 use crate::random::random;
+use crate::tls::RegistryTls;
 
 /// Where Kubernetes puts what a pod needs to call its API server.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -149,8 +150,10 @@ impl Kubernetes {
             None => None,
         };
         let security = match &self.ca_file {
-            Some(path) => Security::tls(&read(path).await?)
-                .map_err(|error| format!("{}: {error}", path.display()))?,
+            Some(path) => {
+                let tls = RegistryTls::new(read(path).await?);
+                Security::Tls(tls.map_err(|error| format!("{}: {error}", path.display()))?)
+            }
             None => Security::None,
         };
         let Self { namespace, service, .. } = self;

@@ -17,6 +17,7 @@
 //! | feature | default | content |
 //! |---|---|---|
 //! | `etcd` | yes | [`Etcd`]: watches a prefix, and registers servers below it |
+//! | `tls` | no | `RegistryTls`: requests to etcd are encrypted |
 //! | `dns-srv` | no | `Srv`: SRV records in DNS |
 //! | `kubernetes` | no | `Kubernetes`: the EndpointSlices of a service |
 //!
@@ -38,6 +39,8 @@ mod protocol;
 mod random;
 #[cfg(feature = "dns-srv")]
 mod srv;
+#[cfg(all(feature = "tls", any(feature = "etcd", feature = "kubernetes")))]
+mod tls;
 
 pub use self::destination::Destination;
 #[cfg(feature = "etcd")]
@@ -48,6 +51,8 @@ pub use self::name_error::NameError;
 pub use self::names::resolver;
 #[cfg(feature = "dns-srv")]
 pub use self::srv::Srv;
+#[cfg(all(feature = "tls", any(feature = "etcd", feature = "kubernetes")))]
+pub use self::tls::{RegistryTls, RegistryTlsError};
 
 /// The examples of the README.
 #[cfg(all(doctest, feature = "etcd"))]

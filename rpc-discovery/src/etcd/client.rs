@@ -74,6 +74,7 @@ pub(crate) struct Client {
     user: Option<(String, String)>,
     token: Mutex<Option<Arc<str>>>,
     limit: Duration,
+    security: Security,
 }
 
 impl Client {
@@ -82,8 +83,10 @@ impl Client {
         members: Vec<HostPort>,
         user: Option<(String, String)>,
         limit: Duration,
+        security: Security,
     ) -> Self {
-        Self { members, first: AtomicUsize::new(0), user, token: Mutex::default(), limit }
+        let (first, token) = Default::default();
+        Self { members, first, user, token, limit, security }
     }
 
     /// Asks the members, until one answers. Gives which one that was.
@@ -193,7 +196,7 @@ impl Client {
             authorization,
             body: body.to_string(),
             limit: self.limit,
-            security: &Security::None,
+            security: &self.security,
         };
         ask(asked).await.map_err(EtcdError::Unreachable)
     }

@@ -15,6 +15,7 @@ use rpc_core::transport::HostPort;
 
 use self::client::Client;
 use self::watch::Follower;
+use crate::http::Security;
 use crate::name_error::NameError;
 use crate::protocol::etcd_follow::Follow;
 use crate::protocol::etcd_messages::{Range, RangeReply, list};
@@ -36,8 +37,8 @@ const PORT: u16 = 2379;
 /// `{"v":1,"address":"auto://10.0.0.5:7000","weight":100,"zone":"a","metadata":{}}`. Entries that
 /// cannot be read are left out, with a warning each.
 ///
-/// Needs etcd 3.4 or later and its JSON gateway, which is on by default. Requests are not
-/// encrypted.
+/// Needs etcd 3.4 or later and its JSON gateway, which is on by default. Requests are encrypted
+/// with the feature `tls` and its `Etcd::tls`.
 ///
 /// ```no_run
 /// # #[tokio::main(flavor = "current_thread")]
@@ -62,6 +63,7 @@ pub struct Etcd {
     user: Option<(String, String)>,
     limit: Duration,
     check_every: Duration,
+    security: Security,
     announced: Announced,
 }
 
@@ -116,6 +118,7 @@ impl std::str::FromStr for Etcd {
             user: None,
             limit: Duration::from_secs(3),
             check_every: Duration::from_secs(10),
+            security: Security::None,
             announced: Announced {
                 address: None,
                 weight: 100,
@@ -129,10 +132,19 @@ impl std::str::FromStr for Etcd {
 }
 
 impl Etcd {
-    /// The user that etcd knows this process as. Without TLS, the password can be read on the way.
+    /// The user that etcd knows this process as. Without
+    /// TLS (feature `tls`), the password can be read on the way.
     #[must_use]
     pub fn user(mut self, name: impl Into<String>, password: impl Into<String>) -> Self {
         self.user = Some((name.into(), password.into()));
+        self
+    }
+
+    /// Encrypts requests, to all members. Default: requests are in clear.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls(mut self, tls: crate::tls::RegistryTls) -> Self {
+        self.security = Security::Tls(tls);
         self
     }
 
@@ -202,7 +214,7 @@ impl Etcd {
     }
 
     fn client(&self) -> Client {
-        Client::new(self.members.clone(), self.user.clone(), self.limit)
+        Client::new(self.members.clone(), self.user.clone(), self.limit, self.security.clone())
     }
 }
 

@@ -43,7 +43,7 @@ impl Follower {
         Self { client, range, follow, check_every, listed_by: None, live: None, failures: 0 }
     }
 
-    /// The whole set after the next change.
+    /// The whole set after the next change, or after a check that has confirmed it.
     ///
     /// # Errors
     /// [`EtcdError`]: what the servers are now is not known. The next call tries again.
@@ -86,7 +86,8 @@ impl Follower {
             };
             match heard {
                 Ok(Heard::Nothing) => {}
-                Ok(Heard::Changed) => {
+                // The same set again says that it still holds.
+                Ok(Heard::Changed | Heard::Confirmed) => {
                     self.failures = 0;
                     return Ok(self.servers());
                 }

@@ -28,6 +28,8 @@ use super::problems::Problems;
 pub(crate) enum Heard {
     /// Nothing has changed.
     Nothing,
+    /// The set is what it was.
+    Confirmed,
     /// The set has changed.
     Changed,
     /// The watch is over, and why.
@@ -136,7 +138,7 @@ impl Follow {
         if was_behind && is_behind {
             return Heard::ListAnew("the watch has missed changes".to_owned());
         }
-        Heard::Nothing
+        if is_behind { Heard::Nothing } else { Heard::Confirmed }
     }
 
     /// The servers.

@@ -63,6 +63,75 @@ async fn a_user_gets_a_new_token_when_needed() {
     watched.until(&[A, B]).await;
 }
 
+#[cfg(feature = "tls")]
+#[tokio::test]
+async fn a_user_signs_in_over_tls() {
+    use rpc_discovery::RegistryTls;
+    use test_kit::certificates::Authority;
+    use test_kit::certificates::rcgen::DistinguishedName;
+
+    let _watchdog = Watchdog::start("etcd with TLS");
+    let (ours, other) = (Authority::new("ours"), Authority::new("other"));
+    let own = ours.issue(&["127.0.0.1"]);
+    let mut etcd = process::Etcd::start_secure(&ours.pem(), &own.cert, &own.key);
+    etcd.put("a", A);
+    etcd.ctl(&["user", "add", "root:s3cret"]);
+    etcd.ctl(&["auth", "enable"]);
+    let resolver = |tls| quick(&etcd.name("rpc/kv")).tls(tls).user("root", "s3cret");
+    let with_name = ours.issue(&["client.example"]);
+    let client =
+        ours.issue_with(&["client.example"], |it| it.distinguished_name = DistinguishedName::new());
+    let stranger = other.issue(&["client.example"]);
+    let right = RegistryTls::with_certificate(ours.pem(), client.cert, client.key).unwrap();
+    for (tls, part) in [
+        // Whether its alert arrives before the end of the connection is not certain.
+        (RegistryTls::new(ours.pem()).unwrap(), ""),
+        (RegistryTls::new(other.pem()).unwrap(), "UnknownIssuer"),
+        (
+            RegistryTls::with_certificate(ours.pem(), with_name.cert, with_name.key).unwrap(),
+            "CommonName of client",
+        ),
+        (RegistryTls::with_certificate(ours.pem(), stranger.cert, stranger.key).unwrap(), ""),
+    ] {
+        let error = resolver(tls).resolve().await.unwrap_err().to_string();
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    let clear = quick(&etcd.name("rpc/kv")).user("root", "s3cret").resolve().await;
+    assert!(clear.is_err(), "a password must not be sent in clear: {clear:?}");
+    let resolver = resolver(right);
+    assert_eq!(resolver.resolve().await.unwrap().len(), 1);
+    let mut watched = Watched::new(&resolver);
+    watched.until(&[A]).await;
+    etcd.kill();
+    watched.until_error().await;
+    etcd.restart();
+    watched.until(&[A]).await;
+    etcd.ctl(&["--user", "root:s3cret", "put", "/rpc/kv/b", r#"{"address":"tcp://10.0.0.2:7"}"#]);
+    watched.until(&[A, B]).await;
+}
+
+#[cfg(feature = "tls")]
+#[test]
+fn unusable_certificates_are_refused() {
+    use rpc_discovery::RegistryTls;
+    use test_kit::certificates::Authority;
+
+    let authority = Authority::new("ours");
+    let (leaf, other) = (authority.issue(&["a.example"]), authority.issue(&["b.example"]));
+    let ours = authority.pem();
+    let with = |chain: &str, key: &str| RegistryTls::with_certificate(&ours, chain, key);
+    for (refused, part) in [
+        (RegistryTls::new(""), "no certificate"),
+        (RegistryTls::new(&leaf.key), "no certificate"),
+        (with("", &leaf.key), "no certificate"),
+        (with(&leaf.cert, ""), "no private key"),
+        (with(&leaf.cert, &other.key), "keys may not be consistent"),
+    ] {
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains(part), "{part}: {error}");
+    }
+}
+
 #[tokio::test]
 async fn what_is_not_etcd_is_an_error() {
     let _watchdog = Watchdog::start("a port of something else");

@@ -1,5 +1,6 @@
 //! An etcd of a test.
 
+use std::path::Path;
 use std::process::Command;
 
 use rustix::process::Signal;
@@ -11,7 +12,7 @@ const RECIPE: Recipe = Recipe {
     install: INSTALL,
     ready: "ready to serve client requests",
     arguments: |dir, port| {
-        let client = format!("http://127.0.0.1:{port}");
+        let client = format!("{}://127.0.0.1:{port}", scheme(dir));
         let arguments = [
             ["--data-dir", &dir.join(DATA).display().to_string()],
             ["--listen-client-urls", &client],
@@ -21,13 +22,26 @@ const RECIPE: Recipe = Recipe {
             ["--initial-cluster", &format!("default={PEER}")],
         ];
         let arguments = arguments.into_iter().flatten().chain(["--unsafe-no-fsync"]);
-        arguments.map(str::to_owned).collect()
+        let arguments = arguments.map(str::to_owned);
+        if scheme(dir) == "http" {
+            return arguments.collect();
+        }
+        let secure = [("cert-file", "cert.pem"), ("key-file", "key.pem"), ("trusted-ca-file", CA)];
+        let secure = secure.map(|(name, file)| format!("--{name}={}", dir.join(file).display()));
+        arguments.chain(secure).chain(["--client-cert-auth".to_owned()]).collect()
     },
 };
 /// What it stores, in its directory.
 const DATA: &str = "data";
 /// The peers' port is nobody's business: the system chooses it.
 const PEER: &str = "http://127.0.0.1:0";
+
+/// It is there if clients must use TLS.
+const CA: &str = "ca.pem";
+
+fn scheme(dir: &Path) -> &'static str {
+    if dir.join(CA).exists() { "https" } else { "http" }
+}
 
 /// A running etcd.
 pub(crate) struct Etcd(Daemon);
@@ -36,6 +50,15 @@ impl Etcd {
     /// Starts one and waits until it serves.
     pub(crate) fn start() -> Self {
         Self(Daemon::start(RECIPE, |_| {}))
+    }
+
+    /// Starts one that speaks TLS only, with these authorities, and with one certificate for all.
+    pub(crate) fn start_secure(authorities: &str, cert: &str, key: &str) -> Self {
+        Self(Daemon::start(RECIPE, |dir| {
+            for (file, text) in [(CA, authorities), ("cert.pem", cert), ("key.pem", key)] {
+                std::fs::write(dir.join(file), text).unwrap();
+            }
+        }))
     }
 
     /// The name of a prefix in it.
@@ -50,9 +73,16 @@ impl Etcd {
     /// Runs etcdctl; gives what it prints.
     #[track_caller]
     pub(crate) fn ctl(&self, arguments: &[&str]) -> String {
-        let output = Command::new("etcdctl")
-            .env("ETCDCTL_API", "3")
-            .arg(format!("--endpoints=http://127.0.0.1:{}", self.port()))
+        let dir = self.0.dir();
+        let mut command = Command::new("etcdctl");
+        command.env("ETCDCTL_API", "3");
+        if scheme(dir) == "https" {
+            for (name, file) in [("cert", "cert.pem"), ("key", "key.pem"), ("cacert", CA)] {
+                command.arg(format!("--{name}={}", dir.join(file).display()));
+            }
+        }
+        let output = command
+            .arg(format!("--endpoints={}://127.0.0.1:{}", scheme(dir), self.port()))
             .args(arguments)
             .output()
             .unwrap_or_else(|error| panic!("etcdctl: {error}; install {INSTALL}"));

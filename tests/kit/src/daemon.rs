@@ -137,7 +137,7 @@ impl Recipe {
             }
             let _ = told.send(Err(text));
         });
-        match is_ready.recv().expect("the thread tells") {
+        match is_ready.recv().expect("the thread reports") {
             Ok(()) => Some(child),
             Err(text) => {
                 let _ = child.wait();
