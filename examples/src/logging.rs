@@ -4,7 +4,8 @@ use std::env::{self, VarError};
 use std::io::{self, IsTerminal};
 use std::process;
 
-use tracing_subscriber::filter::{LevelFilter, Targets};
+pub use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -15,7 +16,12 @@ const VARIABLE: &str = "RUST_LOG";
 /// `info,rpc_core::server=debug`. The default is warnings and errors. Ends the process with an
 /// error if the variable cannot be parsed.
 pub fn init() {
-    let filter = filter(env::var(VARIABLE)).unwrap_or_else(|error| {
+    init_at(LevelFilter::WARN);
+}
+
+/// As [`init`], with another default.
+pub fn init_at(default: LevelFilter) {
+    let filter = filter(env::var(VARIABLE), default).unwrap_or_else(|error| {
         eprintln!("error: {error}");
         process::exit(2);
     });
@@ -25,14 +31,14 @@ pub fn init() {
     tracing_subscriber::registry().with(lines).with(filter).init();
 }
 
-fn filter(said: Result<String, VarError>) -> Result<Targets, String> {
+fn filter(said: Result<String, VarError>, default: LevelFilter) -> Result<Targets, String> {
     let said = match said {
         Ok(said) => said,
         Err(VarError::NotPresent) => String::new(),
         Err(error @ VarError::NotUnicode(_)) => return Err(format!("{VARIABLE}: {error}")),
     };
     if said.trim().is_empty() {
-        return Ok(Targets::new().with_default(LevelFilter::WARN));
+        return Ok(Targets::new().with_default(default));
     }
     said.parse().map_err(|error| {
         format!(
@@ -49,12 +55,12 @@ mod tests {
     use super::*;
 
     fn said(text: &str) -> Result<Targets, String> {
-        filter(Ok(text.to_owned()))
+        filter(Ok(text.to_owned()), LevelFilter::WARN)
     }
 
     #[test]
     fn warnings_are_shown_unless_something_else_is_said() {
-        for filter in [filter(Err(VarError::NotPresent)), said(""), said(" ")] {
+        for filter in [filter(Err(VarError::NotPresent), LevelFilter::WARN), said(""), said(" ")] {
             let filter = filter.unwrap();
             assert!(filter.would_enable("rpc_core::server", &Level::WARN));
             assert!(!filter.would_enable("rpc_core::server", &Level::INFO));

@@ -172,7 +172,7 @@ fn what_happens_when_is_tested() {
     let tables = ["What happens when", "With DNS", "With Kubernetes"];
     let rows = tables.map(|table| rows_below(&chapter, &format!("\n## {table}\n"))).concat();
     assert!(rows.len() > 20, "a table is gone, or this test no longer reads it");
-    let code = sources(&["rpc-discovery", "rpc-core"]);
+    let code = sources(&["rpc-discovery", "rpc-core", "tests"]);
     for row in rows {
         let &[event, promise, tests] = &*row else { panic!("not three cells: {row:?}") };
         assert!(!promise.is_empty(), "{event}");

@@ -7,10 +7,11 @@ mod process;
 
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use test_kit::Watchdog;
-use tests::example::{Serving, command, run};
+use tests::example::{Scratch, Serving, command, run};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
@@ -62,4 +63,78 @@ async fn programs_find_servers_by_name() {
             break;
         }
     }
+}
+
+#[tokio::test]
+async fn a_fleet_loses_no_call() {
+    let _watchdog = Watchdog::start("a fleet under load");
+    let scratch = Scratch::new();
+    let plot = scratch.path().join("fleet.svg");
+    let plot = plot.to_str().unwrap();
+    let arguments = ["--seconds", "1", "--servers", "3", "--clients", "2", "--plot", plot];
+    let ended = run(command("fleet", arguments)).await.with_code(0);
+    let text = ended.text();
+    for part in [
+        "server 5 starts",
+        "server 5 has ended",
+        "is killed",
+        "is given up by all clients",
+        "is ejected by all clients",
+        "etcd is killed",
+        "all servers are registered again",
+        "lost     0 that were",
+        "twice    0 ",
+        "missing  0 ",
+    ] {
+        assert!(text.contains(part), "{part}: {ended:?}");
+    }
+    let drawn = std::fs::read_to_string(plot).unwrap();
+    assert!(drawn.contains("SIGSTOP") && drawn.ends_with("</svg>\n"), "{drawn}");
+}
+
+/// `RPC_SOAK_SECONDS=600` is the whole test.
+#[tokio::test]
+async fn calls_survive_a_server_killed_every_moment() {
+    let seconds = test_kit::variable("RPC_SOAK_SECONDS").unwrap_or(32);
+    let _watchdog = Watchdog::within(Duration::from_secs(seconds + 300));
+    let mut fleet = command("fleet", ["--soak", "--seconds", &seconds.to_string()]);
+    // The limit of a program is too short for the whole test.
+    let ended = fleet.stdout(Stdio::piped()).stderr(Stdio::piped()).output().await.unwrap();
+    let text = String::from_utf8_lossy(&ended.stdout);
+    assert!(ended.status.success(), "{text}{}", String::from_utf8_lossy(&ended.stderr));
+    assert!(text.matches("is killed").count() as u64 == seconds / 2, "{text}");
+    assert!(text.contains("lost     0 that were"), "{text}");
+}
+
+#[tokio::test]
+async fn a_killed_fleet_leaves_no_process() {
+    let _watchdog = Watchdog::start("a fleet that is killed");
+    let mut fleet = command("fleet", ["--servers", "3"]);
+    let mut fleet = fleet.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(fleet.stdout.take().unwrap()).lines();
+    while !lines.next_line().await.unwrap().unwrap().contains("server 4 starts") {}
+    let children = format!("/proc/{0}/task/{0}/children", fleet.id().unwrap());
+    let children = std::fs::read_to_string(children).unwrap();
+    let children: Vec<_> =
+        children.split_whitespace().map(|id| Pid::from_raw(id.parse().unwrap()).unwrap()).collect();
+    assert_eq!(children.len(), 5, "etcd and four servers");
+    // One is stopped, and cannot see its stdin end.
+    kill_process(children[1], Signal::STOP).unwrap();
+    fleet.kill().await.unwrap();
+    for child in children {
+        // One that nobody has waited for yet has ended all the same.
+        let status = format!("/proc/{}/status", child.as_raw_nonzero());
+        while std::fs::read_to_string(&status).is_ok_and(|it| !it.contains("State:\tZ")) {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_fleet_without_etcd_says_so() {
+    let _watchdog = Watchdog::start("a fleet without etcd");
+    let mut fleet = command("fleet", ["--seconds", "1"]);
+    fleet.env("PATH", "/nowhere");
+    let ended = run(fleet).await.with_code(1);
+    assert!(ended.stderr.contains("apt-get install etcd-server"), "{ended:?}");
 }
