@@ -74,7 +74,7 @@ pub(crate) struct Options {
 pub(crate) enum Role {
     /// A server
     #[command(hide = true)]
-    Member(MemberArgs),
+    Member(Box<MemberArgs>),
     /// etcd, which ends with its parent
     #[command(hide = true)]
     Etcd {

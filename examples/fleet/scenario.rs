@@ -92,10 +92,10 @@ struct Scenario<'a> {
 
 /// Runs it, or until Ctrl-C. Gives whether nothing was lost.
 pub(crate) async fn run(options: &Options) -> Outcome<bool> {
-    let interrupted = rpc_core::signal::shutdown();
+    let mut interrupted = rpc_core::signal::shutdown();
     tokio::select! {
         outcome = whole(options) => outcome,
-        () = async { interrupted.await } => Err("interrupted".into()),
+        () = &mut interrupted => Err("interrupted".into()),
     }
 }
 
