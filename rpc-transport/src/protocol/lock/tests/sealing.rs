@@ -118,7 +118,7 @@ fn debug_shows_no_key() {
 /// In every field of every kind.
 #[test]
 fn each_kind_is_protected_whole() {
-    let grant = Grant { data: 3, ack: 1, ..Grant::default() };
+    let grant = Grant { data: 3, ack: 1 };
     let reason = frame::CloseReason::new(frame::CloseCode::Application, "over");
     let segment = frame::Segment {
         number: 1,
