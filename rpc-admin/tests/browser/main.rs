@@ -70,6 +70,8 @@ impl World {
                 admin = admin.channel("customers", &channel);
                 let shop = ShopClient::new(channel);
                 tokio::spawn(async move {
+                    // It connects with the first call.
+                    let _ = shop.good(&[7]).await;
                     let _waiting = shop.wait().start();
                     loop {
                         let _ = shop.good(&[7; 20_000]).await;
