@@ -37,8 +37,8 @@ impl RegistryTls {
         Self::build(authorities.as_ref(), None)
     }
 
-    /// The same, and shows the registry this certificate: a chain and its key, PEM. For etcd it must
-    /// not have a common name (CN): its JSON gateway refuses such clients.
+    /// The same, and shows the registry this certificate: a chain and its key, PEM. For etcd it
+    /// must not have a common name (CN): its JSON gateway refuses such clients.
     ///
     /// # Errors
     /// [`RegistryTlsError`]: what is wrong with the certificates or the key.
