@@ -63,7 +63,7 @@ use crate::codec::{Codec, Placement, Pool, Scratch, Tail};
 use crate::context::{Context, copy_to_own_pool};
 use crate::endpoint::send_quota::UNCOUNTED_BYTES;
 use crate::reply::coding::{undecodable, undecodable_reply, unfit_reply, unreadable_error};
-use crate::resolution::Resolution;
+use crate::resolution::{Resolution, decode_by_plan};
 use crate::session::RAISE;
 use crate::status::Code;
 
@@ -325,23 +325,6 @@ impl Incoming {
             ReplyKind::Ok => Reply::Ok(body),
             ReplyKind::UserError => Reply::UserError(body),
         }
-    }
-}
-
-/// Decodes what a peer has written whose types differ.
-#[cold]
-#[inline(never)]
-fn decode_by_plan<'de, S: DeserializeSeed<'de> + Clone>(
-    codec: Codec,
-    plan: &Plan,
-    seed: S,
-    message: &'de [u8],
-    tail: Option<Tail<'de>>,
-    scratch: &'de Scratch,
-) -> Result<S::Value, CodecError> {
-    match tail {
-        None => codec.decode_seed(plan.seed(seed), message),
-        Some(tail) => codec.decode_parts(plan.seed(seed), message, tail, scratch),
     }
 }
 

@@ -65,15 +65,13 @@ impl RpcEndpoint {
 
     #[cold]
     fn take_not_result(&mut self, sent: Sent<'_>) -> Box<NotResult> {
-        // A call with streams is never begun again.
-        let request = match sent.method.has_streams() {
+        // A call with streams does not begin again on another connection.
+        let unsent = match sent.method.has_streams() {
             true => None,
-            false => {
-                let unsent = self.session.take_request(sent.call);
-                // Before the outcome is taken: the id then names nothing.
-                unsent.or_else(|| self.session.take_refused_request(sent.call))
-            }
+            false => self.session.take_request(sent.call),
         };
+        // Before the outcome is taken: the id then names nothing.
+        let request = unsent.or_else(|| self.session.take_refused_request(sent.call));
         let gone = Outcome::Failed { reason: Failure::NoSuchCall, never_sent: false };
         let outcome = self.session.take_outcome(sent.call).unwrap_or(gone);
         // A call that goes on elsewhere has not ended.
@@ -84,10 +82,8 @@ impl RpcEndpoint {
     }
 
     /// Takes the outcome of a call with streams, behind all items. `None` if it has not arrived.
-    pub(crate) fn take_end(&mut self, sent: Sent<'_>) -> Option<Outcome> {
-        let outcome = self.session.take_outcome(sent.call)?;
-        self.count_outcome(sent, &outcome);
-        Some(outcome)
+    pub(crate) fn take_end(&mut self, sent: Sent<'_>) -> Option<Box<NotResult>> {
+        self.session.has_outcome(sent.call).then(|| self.take_not_result(sent))
     }
 
     fn count_outcome(&mut self, sent: Sent<'_>, outcome: &Outcome) {

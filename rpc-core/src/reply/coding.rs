@@ -39,8 +39,18 @@ pub(crate) fn unencodable_arguments(
 
 #[cold]
 pub(crate) fn undecodable_item(method: &'static MethodDescriptor, error: CodecError) -> Status {
+    unfit_item(method, error, Code::InvalidArgument)
+}
+
+/// The status of an item that does not fit its type here.
+#[cold]
+pub(crate) fn unfit_item(
+    method: &'static MethodDescriptor,
+    error: CodecError,
+    code: Code,
+) -> Status {
     let text = undecodable("an item", method, &error.to_string(), error.kind());
-    Status::new(error.kind().code_or(Code::InvalidArgument), text)
+    Status::new(error.kind().code_or(code), text)
         .with_source(Arc::new(error) as Arc<dyn std::error::Error + Send + Sync>)
 }
 

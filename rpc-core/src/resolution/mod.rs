@@ -18,10 +18,14 @@ use rpc_schema::plan::Problem;
 use rpc_schema::schema::Root;
 use rpc_schema::text::parse;
 use rpc_transport::message::received::{Message, Note};
+use serde::de::DeserializeSeed;
 
 pub(crate) use self::known::KnownSchemas;
+use crate::codec::{Codec, CodecError, Scratch, Tail};
 use crate::method::MethodDescriptor;
+use crate::reply::ReplyParts;
 use crate::schema::{MAX_SCHEMA_BYTES, MethodTypes, OwnTypes, version};
+use crate::status::Code;
 use crate::text::printable;
 
 /// Most memory of a plan, bytes.
@@ -38,10 +42,16 @@ pub(crate) struct Resolution {
 
 #[derive(Debug)]
 enum Plans {
-    /// At a callee.
-    Arguments(Plan),
+    /// At a callee. `item`: of the stream of arguments, if there is one.
+    Arguments { arguments: Plan, item: Option<Plan> },
     /// At a caller. `None`: there is nothing to read. An error that cannot be read has the reason.
-    Replies { result: Option<Plan>, error: Option<Result<Plan, String>> },
+    Replies {
+        result: Option<Plan>,
+        item: Option<Plan>,
+        error: Option<Result<Plan, String>>,
+        /// How an early refusal of a stream is read.
+        refusal: Option<Arc<Resolution>>,
+    },
 }
 
 /// A role in calls of a method.
@@ -72,9 +82,16 @@ impl Resolution {
         callers: &str,
     ) -> Result<Arc<Self>, String> {
         cache::find_or_make(method, Role::Callee, callers, |own, caller| {
+            check_streams(&own.types, caller)?;
+            let mut wrong = Vec::new();
             let plan = arguments(caller, &own.types);
-            let plan = plan.map_err(|problems| shown("the arguments", "", &problems))?;
-            Ok(Plans::Arguments(plan))
+            let plan = keep(plan, &mut wrong, "the arguments", "");
+            let item = root(caller, &own.types, &Root::SentItem)
+                .and_then(|plan| keep(plan, &mut wrong, "the items", Root::SentItem.name()));
+            match plan {
+                Some(arguments) if wrong.is_empty() => Ok(Plans::Arguments { arguments, item }),
+                _ => Err(wrong.join("; ")),
+            }
         })
     }
 
@@ -87,38 +104,75 @@ impl Resolution {
         callees: &str,
     ) -> Result<Arc<Self>, String> {
         cache::find_or_make(method, Role::Caller, callees, |own, callee| {
+            check_streams(callee, &own.types)?;
             let mut wrong = Vec::new();
-            if let Err(problems) = arguments(&own.types, callee) {
-                wrong.push(shown("the server cannot read the arguments", "", &problems));
+            let who = "the server cannot read the arguments";
+            let _its_own = keep(arguments(&own.types, callee), &mut wrong, who, "");
+            if let Some(plan) = root(&own.types, callee, &Root::SentItem) {
+                let who = "the server cannot read the items";
+                let _its_own = keep(plan, &mut wrong, who, Root::SentItem.name());
             }
-            let result = match root(callee, own, &Root::Result) {
+            let item = root(callee, &own.types, &Root::Item).and_then(|plan| {
+                keep(plan, &mut wrong, "this client cannot read the items", Root::Item.name())
+            });
+            let result = match root(callee, &own.types, &Root::Result) {
                 None if own.types.schema.root(&Root::Result).is_none() => None,
                 None => {
                     wrong.push("the server does not describe its result".to_owned());
                     None
                 }
-                Some(Ok(plan)) => Some(plan),
-                Some(Err(problems)) => {
+                Some(plan) => {
                     let who = "this client cannot read the result";
-                    wrong.push(shown(who, Root::Result.name(), &problems));
-                    None
+                    keep(plan, &mut wrong, who, Root::Result.name())
                 }
             };
-            let error = root(callee, own, &Root::Error).map(|plan| {
-                plan.map_err(|problems| shown("its types differ", Root::Error.name(), &problems))
-            });
-            match wrong.is_empty() {
-                true => Ok(Plans::Replies { result, error }),
-                false => Err(wrong.join("; ")),
+            let error = |root: &Root| {
+                let shown = |problems: Vec<_>| shown("its types differ", root.name(), &problems);
+                self::root(callee, &own.types, root).map(|plan| plan.map_err(shown))
+            };
+            if !wrong.is_empty() {
+                return Err(wrong.join("; "));
             }
+            let refusal = error(&Root::Refusal).map(|refusal| {
+                let (result, item, error) = (None, None, Some(refusal));
+                let plans = Plans::Replies { result, item, error, refusal: None };
+                Arc::new(Self { bytes: plans.bytes(), plans })
+            });
+            Ok(Plans::Replies { result, item, error: error(&Root::Error), refusal })
         })
     }
 
     /// The plan for arguments; `None`: they are read as they are.
     pub(crate) fn arguments(&self) -> Option<&Plan> {
         match &self.plans {
-            Plans::Arguments(plan) if !plan.is_same() => Some(plan),
+            Plans::Arguments { arguments: plan, .. } if !plan.is_same() => Some(plan),
             _ => None,
+        }
+    }
+
+    /// The plan for items; `None`: they are read as they are.
+    pub(crate) fn item(&self) -> Option<&Plan> {
+        let (Plans::Arguments { item, .. } | Plans::Replies { item, .. }) = &self.plans;
+        item.as_ref().filter(|plan| !plan.is_same())
+    }
+
+    /// The reply is an early refusal of a stream: its error has another type than those that end
+    /// the stream.
+    #[cold]
+    pub(crate) fn of_refusal(parts: &mut ReplyParts) {
+        if let Ok((_, message)) = &mut parts.outcome
+            && let Some(resolution) = Self::of(message)
+            && let Plans::Replies { refusal: Some(refusal), .. } = &resolution.plans
+        {
+            message.set_note(Arc::<Self>::clone(refusal));
+        }
+    }
+
+    /// The code for a value that does not fit its type here.
+    pub(crate) fn misfit_code(&self) -> Code {
+        match &self.plans {
+            Plans::Arguments { .. } => Code::InvalidArgument,
+            Plans::Replies { .. } => Code::DataLoss,
         }
     }
 
@@ -182,16 +236,37 @@ impl Resolution {
 impl Plans {
     fn bytes(&self) -> usize {
         match self {
-            Self::Arguments(plan) => plan.bytes(),
-            Self::Replies { result, error } => {
+            Self::Arguments { arguments, item } => {
+                arguments.bytes() + item.as_ref().map_or(0, Plan::bytes)
+            }
+            Self::Replies { result, item, error, refusal } => {
                 let error = match error {
                     Some(Ok(plan)) => plan.bytes(),
                     Some(Err(why)) => why.len(),
                     None => 0,
                 };
-                result.as_ref().map_or(0, Plan::bytes) + error
+                let refusal = refusal.as_ref().map_or(0, |refusal| refusal.bytes);
+                let values = [result, item].into_iter().flatten().map(Plan::bytes);
+                values.sum::<usize>() + error + refusal
             }
         }
+    }
+}
+
+/// Decodes what a peer has written whose types differ.
+#[cold]
+#[inline(never)]
+pub(crate) fn decode_by_plan<'de, S: DeserializeSeed<'de> + Clone>(
+    codec: Codec,
+    plan: &Plan,
+    seed: S,
+    message: &'de [u8],
+    tail: Option<Tail<'de>>,
+    scratch: &'de Scratch,
+) -> Result<S::Value, CodecError> {
+    match tail {
+        None => codec.decode_seed(plan.seed(seed), message),
+        Some(tail) => codec.decode_parts(plan.seed(seed), message, tail, scratch),
     }
 }
 
@@ -199,10 +274,32 @@ fn arguments(writer: &MethodTypes, reader: &MethodTypes) -> Result<Plan, Vec<Pro
     Plan::new(&writer.schema, writer.arguments, &reader.schema, reader.arguments)
 }
 
-/// The plan for what the callee returns; `None`: one of the ends has no such type.
-fn root(callee: &MethodTypes, own: &OwnTypes, root: &Root) -> Option<Result<Plan, Vec<Problem>>> {
-    let (written, read) = (callee.schema.root(root)?, own.types.schema.root(root)?);
-    Some(Plan::new(&callee.schema, written, &own.types.schema, read))
+/// The plan for the values of a root; `None`: one of the ends has no such type.
+fn root(writer: &MethodTypes, reader: &MethodTypes, root: &Root) -> Option<Made> {
+    let (written, read) = (writer.schema.root(root)?, reader.schema.root(root)?);
+    Some(Plan::new(&writer.schema, written, &reader.schema, read))
+}
+
+/// A plan, or what is in its way.
+type Made = Result<Plan, Vec<Problem>>;
+
+/// The plan, or its problems in a text.
+fn keep(made: Made, wrong: &mut Vec<String>, who: &str, root: &str) -> Option<Plan> {
+    made.map_err(|problems| wrong.push(shown(who, root, &problems))).ok()
+}
+
+/// # Errors
+/// One of the ends has a stream, the other one has none.
+fn check_streams(callee: &MethodTypes, caller: &MethodTypes) -> Result<(), String> {
+    let streams = [(Root::SentItem, "arguments"), (Root::Item, "results")];
+    for (root, what) in streams {
+        match (callee.schema.root(&root), caller.schema.root(&root)) {
+            (Some(_), None) => return Err(format!("the server has a stream of {what}")),
+            (None, Some(_)) => return Err(format!("the server has no stream of {what}")),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Problems for people. Their names come from a peer.

@@ -48,8 +48,12 @@ pub(super) fn check_request(
         let note = resolve(route, theirs, &mut metadata, resolves, connection_context)?;
         route.accept_streams(streams)?;
         check_length(route.method, metadata.encoded_bytes(), *max_metadata_bytes)?;
+        let mut streams = self::streams(shard, key, id, route.method, memory)?;
+        if let Some(streams) = &mut streams {
+            streams.note = Some(Note::clone(&note));
+        }
         message.set_note(note);
-        return Ok(RequestCheck { codec, metadata, streams: None });
+        return Ok(RequestCheck { codec, metadata, streams });
     }
     route.accept_streams(streams)?;
     let streams = self::streams(shard, key, id, route.method, memory)?;
@@ -73,11 +77,7 @@ fn resolve(
         return known.map(|known| known as Note).ok_or_else(|| route.types_differ(resolves()));
     };
     let text = std::str::from_utf8(&schema).unwrap_or_default();
-    let made = match method.has_streams() {
-        true => return Err(route.types_differ(resolves())),
-        false => Resolution::at_callee(method, text),
-    };
-    let made = made.map_err(|why| {
+    let made = Resolution::at_callee(method, text).map_err(|why| {
         let name = method.name;
         Status::failed_precondition(format!("{name}: its types differ on the server: {why}"))
     })?;
@@ -105,7 +105,7 @@ fn streams(
         Status::resource_exhausted(format!("{text}; {RAISE}")).with_retryable(true)
     })?;
     let stream = OwnedStreamRef { shard: Arc::clone(shard), key, id: id.into(), counters: None };
-    Ok(Some(Box::new(Streams { stream, _charge: charge })))
+    Ok(Some(Box::new(Streams { stream, note: None, _charge: charge })))
 }
 
 fn metadata(

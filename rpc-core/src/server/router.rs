@@ -185,10 +185,7 @@ impl Route {
             details.push(b'\n');
             details.extend_from_slice(schema.text().as_bytes());
         }
-        if resolves
-            && !self.method.has_streams()
-            && let Some(own) = self.method.own_types()
-        {
+        if resolves && let Some(own) = self.method.own_types() {
             details.push(SCHEMA_FOLLOWS);
             details.extend_from_slice(own.text.as_bytes());
         }

@@ -74,7 +74,7 @@ impl<W, H> Session<W, H> {
             }
         }
         if head.streams.any() {
-            self.open_incoming(head.id, head.streams, idle);
+            self.open_incoming(head.id, head.streams, idle, head.signature.is_some());
         }
         let RequestBytes { head_bytes, metadata_bytes, mut message } = bytes;
         message.advance(head_bytes);
@@ -247,6 +247,9 @@ impl<W, H> Session<W, H> {
     pub(crate) fn accept_method(&mut self, id: IncomingId, copied_tails: CopiedTails) {
         if let Some(method) = self.incoming.accept_signature(id.0) {
             self.accepted_here.insert(method, copied_tails);
+        }
+        if self.streams.live_incoming != 0 {
+            self.tell_arrival(id.0);
         }
     }
 

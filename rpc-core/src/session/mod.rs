@@ -417,6 +417,9 @@ impl<W, H> Session<W, H> {
         self.peer = Some(hello);
         self.accepted_by_peer.set_resolves(self.peer_resolves());
         self.streams.on_hello(&hello);
+        if !self.accepted_by_peer.resolves() {
+            self.release_arguments();
+        }
         // A limit of 0 is the peer's word alone: this end's own is looked at before.
         self.slots.set_limit(hello.max_calls.min(self.limits.max_outgoing_calls.max(1)));
         if hello.max_calls == 0 {

@@ -247,7 +247,6 @@ impl<W> Calls<W> {
         if !is_accepted
             && accepted.resolves()
             && !detached
-            && !head.streams.any()
             && let Some(stale) = self.keep(call, &frame)
         {
             discard(stale);
@@ -373,6 +372,12 @@ impl<W> Calls<W> {
             let id = CallId { index, generation: call.generation };
             call.waiter.take().map(|waiter| (id, waiter))
         })
+    }
+
+    /// The waiter of the call in that place.
+    #[cold]
+    pub(super) fn take_waiter_at(&mut self, index: u32) -> Option<W> {
+        self.calls.get_mut(index as usize)?.waiter.take()
     }
 
     /// Whether [`take_waiter`](Self::take_waiter) looks at all of them.

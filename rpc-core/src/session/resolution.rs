@@ -28,6 +28,11 @@ impl<W, H> Session<W, H> {
         self.accepted_by_peer.resolve(method_index, note)
     }
 
+    /// What is needed to read the results of a method whose types differ.
+    pub(crate) fn resolution(&self, method_index: u32) -> Option<Note> {
+        self.accepted_by_peer.resolution(method_index)
+    }
+
     /// Whether the peer reads arguments by this end's schema, as far as is known.
     pub(crate) fn peer_resolves(&self) -> bool {
         self.peer.is_some_and(|hello| hello.features & wire::FEATURE_RESOLUTION != 0)

@@ -53,6 +53,11 @@ impl AcceptedByPeer {
         self.resolves
     }
 
+    /// Whether calls of the method may be refused and sent again.
+    pub(super) fn may_refuse(&self, method_index: u32) -> bool {
+        self.resolves && !self.contains(method_index)
+    }
+
     /// The types of a method differ. There are at most as many as this process has methods.
     pub(super) fn resolve(&mut self, method_index: u32, note: Note) -> Option<Note> {
         match self.resolved.binary_search_by_key(&method_index, |(index, _)| *index) {

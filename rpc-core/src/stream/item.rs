@@ -10,7 +10,8 @@ use serde::Serialize;
 use crate::bulk::Bulk;
 use crate::codec::shape::{TakeShape, seed};
 use crate::codec::{Codec, CodecError, Placement, Scratch, Tail};
-use crate::reply::coding::undecodable_item;
+use crate::reply::coding::{undecodable_item, unfit_item};
+use crate::resolution::{Resolution, decode_by_plan};
 use crate::service::MethodDescriptor;
 use crate::status::Status;
 
@@ -104,8 +105,20 @@ fn decode<T, H>(
 where
     H: for<'de> TakeShape<'de, T> + Default,
 {
-    let tail = if message.is_plain() { None } else { take_tail(&mut message) };
+    let mut resolution = None;
+    let tail = if message.is_plain() {
+        None
+    } else {
+        resolution = Resolution::of(&message);
+        take_tail(&mut message)
+    };
     let shape = seed::<T, H>(H::default());
+    if let Some(resolution) = &resolution
+        && let Some(plan) = resolution.item()
+    {
+        let decoded = decode_by_plan(codec, plan, shape, &message, tail, &Scratch::new());
+        return decoded.map_err(|error| unfit_item(method, error, resolution.misfit_code()));
+    }
     let decoded = match tail {
         None => codec.decode_seed(shape, &message),
         Some(tail) => codec.decode_parts(shape, &message, tail, &Scratch::new()),

@@ -56,7 +56,8 @@ impl Port {
 
     /// The stream of arguments.
     pub fn receive<T>(&self, method: &'static MethodDescriptor, decode: Decode<T>) -> Streaming<T> {
-        Streaming::of_arguments(self.stream().cloned(), self.codec, method, decode)
+        let note = self.streams.as_deref().and_then(|streams| streams.note.clone());
+        Streaming::of_arguments(self.stream().cloned(), self.codec, method, decode).resolved(note)
     }
 
     /// Sends all items of a stream.

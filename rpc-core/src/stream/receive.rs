@@ -15,7 +15,7 @@ use std::task::{Context, Poll};
 
 use futures::Stream;
 use rpc_transport::device::connection_error::CloseCause;
-use rpc_transport::message::received::Message;
+use rpc_transport::message::received::{Message, Note};
 
 use super::call::ResultsCall;
 use super::end::StreamEnd;
@@ -49,6 +49,8 @@ pub struct Streaming<T, R = (), E = Status, U = NoUpload> {
     codec: Codec,
     method: &'static MethodDescriptor,
     decode: Decode<T>,
+    /// How items are read, if their types differ at the sender.
+    note: Option<Note>,
     end: Option<StreamEnd>,
     /// The value after the items, once they have ended.
     output: Option<R>,
@@ -88,7 +90,7 @@ impl<T> Streaming<T> {
         decode: Decode<T>,
     ) -> Self {
         let side = Side::Arguments(stream);
-        Self { side, codec, method, decode, end: None, output: Some(()) }
+        Self { side, codec, method, decode, note: None, end: None, output: Some(()) }
     }
 }
 
@@ -112,7 +114,13 @@ impl<T, R, E, U> Streaming<T, R, E, U> {
             call,
         });
         let side = Side::Results(results);
-        Self { side, codec, method, decode, end: None, output: None }
+        Self { side, codec, method, decode, note: None, end: None, output: None }
+    }
+
+    /// Items are read by this, if there is something.
+    pub(crate) fn resolved(mut self, note: Option<Note>) -> Self {
+        self.note = note;
+        self
     }
 
     /// How the stream ended; `None` until its last item has been read.
@@ -210,13 +218,18 @@ impl<T, R, E: From<Status>, U: Pump> Streaming<T, R, E, U> {
         });
         step.made_progress();
         Poll::Ready(match read {
-            Read::Item(message) => Some(match (self.decode)(self.codec, self.method, message) {
-                Ok(item) => Ok(item),
-                Err(status) => {
-                    self.stop();
-                    Err(status.into())
+            Read::Item(mut message) => {
+                if let Some(note) = &self.note {
+                    message.set_note(Note::clone(note));
                 }
-            }),
+                Some(match (self.decode)(self.codec, self.method, message) {
+                    Ok(item) => Ok(item),
+                    Err(status) => {
+                        self.stop();
+                        Err(status.into())
+                    }
+                })
+            }
             Read::Finished(output) => {
                 self.end = Some(StreamEnd::Finished);
                 if output.is_some() {

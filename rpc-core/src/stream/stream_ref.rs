@@ -12,6 +12,7 @@ use rpc_transport::engine::clock;
 use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::memory::budget::Reservation;
 use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::received::Note;
 
 use super::item_counts::ItemCounters;
 use crate::endpoint::item::NotTaken;
@@ -32,6 +33,8 @@ pub(crate) struct OwnedStreamRef {
 #[derive(Debug)]
 pub(crate) struct Streams {
     pub(crate) stream: OwnedStreamRef,
+    /// How items of the arguments are read, if the caller's types differ.
+    pub(crate) note: Option<Note>,
     /// The memory that unread arguments may take.
     pub(crate) _charge: Reservation,
 }
@@ -122,6 +125,27 @@ impl StreamRef<'_> {
             Some((true, _spare)) => Poll::Pending,
             Some((false, _)) => self.poll_send(cx, item),
             None => Poll::Ready(Err(NotTaken::Ended(SendError::Ended))),
+        }
+    }
+
+    /// Ready when the types of the call are accepted, so that it is not sent again. False: the call
+    /// has its outcome.
+    pub(crate) fn poll_held(&self, cx: &Context<'_>) -> Poll<bool> {
+        let StreamId::Call(id) = self.id else { return Poll::Ready(true) };
+        match self.with(|peer| peer.session.holds_arguments(id)).flatten() {
+            Some(true) => {}
+            Some(false) => return Poll::Ready(true),
+            None => return Poll::Ready(false),
+        }
+        let waker = cx.waker().clone();
+        let held = self.with(|peer| {
+            let spare = peer.session.watch_writer(id, waker);
+            (peer.session.holds_arguments(id), spare)
+        });
+        match held {
+            Some((Some(true), _spare)) => Poll::Pending,
+            Some((Some(false), _)) => Poll::Ready(true),
+            Some((None, _)) | None => Poll::Ready(false),
         }
     }
 

@@ -8,6 +8,7 @@
 //!    call has ended.
 //! 2. A source that ends by an error, or is dropped before its end, resets the stream: the server
 //!    never takes it for complete.
+//! 3. Nothing is taken from a source while its call may be sent again with its schema.
 
 use std::fmt;
 use std::pin::Pin;
@@ -79,6 +80,8 @@ impl Pump for NoUpload {
 /// A source of items of type `T` on its way to the server.
 pub struct Upload<S, T> {
     source: Option<Pin<Box<S>>>,
+    /// The call is not sent again: items may leave.
+    is_open: bool,
     encode: Encode<T>,
     /// An item that waits for room.
     waiting: Option<OutBuf>,
@@ -89,7 +92,8 @@ impl<S, T> Upload<S, T> {
     /// Made by generated clients.
     #[doc(hidden)]
     pub fn new(source: S, encode: Encode<T>) -> Self {
-        Self { source: Some(Box::pin(source)), encode, waiting: None, error: None }
+        let source = Some(Box::pin(source));
+        Self { source, is_open: false, encode, waiting: None, error: None }
     }
 
     #[cold]
@@ -114,6 +118,13 @@ where
     S::Item: IntoItem<T>,
 {
     fn poll_pump(&mut self, cx: &mut Context<'_>, call: &PumpedCall<'_>) -> Poll<()> {
+        if !self.is_open {
+            self.is_open = std::task::ready!(call.stream.poll_held(cx));
+            if !self.is_open {
+                // Its outcome says whether it goes on.
+                return Poll::Ready(());
+            }
+        }
         while self.source.is_some() {
             if self.waiting.is_some()
                 && let Err(why) = std::task::ready!(call.stream.poll_send(cx, &mut self.waiting))

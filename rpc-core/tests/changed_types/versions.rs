@@ -8,6 +8,9 @@ macro_rules! version {
             #[allow(unused_imports, reason = "not all rows have maps")]
             use std::collections::BTreeMap;
 
+            use futures::StreamExt;
+            use rpc_core::Status;
+            use rpc_core::stream::{Stream, Streaming};
             #[allow(unused_imports, reason = "not all rows have structs")]
             use serde::{Deserialize, Serialize};
 
@@ -18,6 +21,12 @@ macro_rules! version {
             pub trait Row {
                 async fn take(&self, value: Value) -> String;
                 async fn give(&self) -> Value;
+                async fn take_all(&self, values: Streaming<Value>) -> Result<String, Status>;
+                fn give_all(&self) -> impl Stream<Item = Value>;
+                fn show_all(
+                    &self,
+                    values: Streaming<Value>,
+                ) -> impl Stream<Item = Result<String, Status>>;
             }
 
             pub struct Shows;
@@ -29,6 +38,53 @@ macro_rules! version {
                 async fn give(&self) -> Value {
                     sample()
                 }
+                async fn take_all(&self, mut values: Streaming<Value>) -> Result<String, Status> {
+                    let mut last = String::new();
+                    while let Some(value) = values.try_next().await? {
+                        last = format!("{value:?}");
+                    }
+                    Ok(last)
+                }
+                fn give_all(&self) -> impl Stream<Item = Value> {
+                    futures::stream::iter([sample(), sample(), sample()])
+                }
+                fn show_all(
+                    &self,
+                    values: Streaming<Value>,
+                ) -> impl Stream<Item = Result<String, Status>> {
+                    values.map(|value| value.map(|value| format!("{value:?}")))
+                }
+            }
+
+            /// The last item of a stream, and that there are as many as expected.
+            async fn last<T, E>(
+                stream: Result<impl Stream<Item = Result<T, E>>, Status>,
+            ) -> Result<T, Status>
+            where
+                Status: From<E>,
+            {
+                let items = stream?.collect::<Vec<_>>().await;
+                let mut items = items.into_iter().collect::<Result<Vec<_>, _>>()?;
+                assert_eq!(items.len(), 3);
+                Ok(items.pop().unwrap())
+            }
+
+            /// What each kind of call gives: of those that take values, and of those that give.
+            pub async fn all_calls(
+                client: &RowClient,
+            ) -> (Vec<Result<String, Status>>, Vec<Result<String, Status>>) {
+                let samples = || futures::stream::repeat_with(sample).take(3);
+                let taken = vec![
+                    client.take(sample()).await,
+                    client.take_all(samples()).await.map_err(Status::from),
+                    last(client.show_all(samples()).await).await,
+                ];
+                let shown = |value: Value| format!("{value:?}");
+                let given = vec![
+                    client.give().await.map(shown),
+                    last(client.give_all().await).await.map(shown),
+                ];
+                (taken, given)
             }
 
             pub fn sample() -> Value {
@@ -74,19 +130,15 @@ macro_rules! row {
                         let client = old::RowClient::new(channel);
                         // Repeatedly: from the second call on the plan is there.
                         for _ in 0..3 {
-                            let taken = client.take(old::sample()).await;
-                            crate::versions::check_taken(taken, NEW_READS);
-                            let given = client.give().await.map(|value| format!("{value:?}"));
-                            crate::versions::check_given(given, OLD_READS);
+                            let calls = old::all_calls(&client).await;
+                            crate::versions::check_all(calls, NEW_READS, OLD_READS);
                         }
                     }
                     for channel in crate::channels(|| old::RowServer::new(old::Shows)).await {
                         let client = new::RowClient::new(channel);
                         for _ in 0..3 {
-                            let taken = client.take(new::sample()).await;
-                            crate::versions::check_taken(taken, OLD_READS);
-                            let given = client.give().await.map(|value| format!("{value:?}"));
-                            crate::versions::check_given(given, NEW_READS);
+                            let calls = new::all_calls(&client).await;
+                            crate::versions::check_all(calls, OLD_READS, NEW_READS);
                         }
                     }
                 });
@@ -98,16 +150,19 @@ macro_rules! row {
 use rpc_core::{Code, Status};
 pub(crate) use {row, version};
 
-/// Of an argument.
+/// Checks what calls that take values and calls that give values have returned.
 #[track_caller]
-pub fn check_taken(found: Result<String, Status>, expected: Read) {
-    check(found, expected, Code::InvalidArgument);
-}
-
-/// Of a result.
-#[track_caller]
-pub fn check_given(found: Result<String, Status>, expected: Read) {
-    check(found, expected, Code::DataLoss);
+pub fn check_all(
+    (taken, given): (Vec<Result<String, Status>>, Vec<Result<String, Status>>),
+    taken_is: Read,
+    given_is: Read,
+) {
+    for found in taken {
+        check(found, taken_is, Code::InvalidArgument);
+    }
+    for found in given {
+        check(found, given_is, Code::DataLoss);
+    }
 }
 
 #[track_caller]

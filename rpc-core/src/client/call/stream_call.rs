@@ -19,6 +19,7 @@ use super::raw_call::RawCall;
 use super::raw_call::streaming::Accepted;
 use crate::channel::rendezvous::stable_hash;
 use crate::metadata::Metadata;
+use crate::resolution::Resolution;
 use crate::service::ReplyParts;
 use crate::status::Status;
 use crate::stream::Streaming;
@@ -165,19 +166,20 @@ where
         step.made_progress();
         let upload = this.upload.take();
         Poll::Ready(match (accepted, upload) {
-            (Accepted::Yes, Some(upload)) => {
+            (Accepted::Yes(note), Some(upload)) => {
                 let StreamDecoders { item, end, .. } = this.decoders;
                 // Sent already: this only makes it independent of the channel's borrow.
                 let call = this.call.detached();
-                Ok(Streaming::of_results(call, item, end, upload))
+                Ok(Streaming::of_results(call, item, end, upload).resolved(note))
             }
-            (Accepted::Yes, None) => panic!("a `StreamCall` was polled after completion"),
+            (Accepted::Yes(_), None) => panic!("a `StreamCall` was polled after completion"),
             (Accepted::No(mut found), upload) => {
                 let own = upload.and_then(|mut upload| upload.end());
                 if let Some(status) = own.clone() {
                     found = this.call.end_by_source(&found, status);
                 }
-                let parts = this.call.finish(found);
+                let mut parts = this.call.finish(found);
+                Resolution::of_refusal(&mut parts);
                 let error = match own {
                     Some(status) => status.into(),
                     None => match (this.decoders.refusal)(parts) {

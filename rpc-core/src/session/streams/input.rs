@@ -104,6 +104,9 @@ impl<W, H> Session<W, H> {
             self.notices.push_back(SessionEvent::Wake(waiter));
         }
         if head.results {
+            if was != Opened::Accepted {
+                self.on_types_accepted(key);
+            }
             if was < Opened::Arrived {
                 self.stream_arrived(key);
             }
@@ -184,10 +187,25 @@ impl<W, H> Session<W, H> {
         stream.opened = was.max(told);
         let waiter = if accepted { stream.read_waiter.take() } else { None };
         self.notices.extend(waiter.map(SessionEvent::Wake));
+        self.on_types_accepted(key);
         if was < Opened::Arrived {
             self.stream_arrived(key);
         }
         Ok(())
+    }
+
+    /// The callee has accepted the types of a call of this end, so its request is not needed any
+    /// more, and its arguments may leave.
+    #[cold]
+    fn on_types_accepted(&mut self, key: Key) {
+        let Key::Call(index) = key else { return };
+        self.discard_kept(index);
+        let may_be_held = self.accepted_by_peer.may_refuse(self.calls.head(index).method_index);
+        if let Some(stream) = self.streams.get_mut(key).filter(|_| may_be_held) {
+            let writer = stream.write_waiter.take();
+            let waiter = self.calls.take_waiter_at(index);
+            self.notices.extend([writer, waiter].into_iter().flatten().map(SessionEvent::Wake));
+        }
     }
 
     fn on_stop(&mut self, id: WireId, results: bool, code: u8) -> Result<(), SessionError> {
@@ -246,10 +264,32 @@ impl<W, H> Session<W, H> {
         id: WireId,
         streams: CallStreams,
         idle: Option<super::Idle>,
+        has_signature: bool,
     ) {
-        self.streams.insert(Key::Incoming(id.slot), id.generation, Some(id), streams, idle);
-        if streams.arguments {
-            // Until it knows of this, the caller sends only what stays behind the request.
+        let key = Key::Incoming(id.slot);
+        self.streams.insert(key, id.generation, Some(id), streams, idle);
+        if !streams.arguments {
+            return;
+        }
+        // Until it knows of this, the caller sends only what stays behind the request; nothing, if
+        // it would send the call again with its schema.
+        if has_signature && self.peer_resolves() {
+            if let Some(stream) = self.streams.get_mut(key) {
+                stream.owes_arrival = true;
+            }
+        } else {
+            self.frames.push_control(Control::Opened { id, accepted: false });
+        }
+    }
+
+    /// The types of a call of the peer are accepted.
+    #[cold]
+    pub(in crate::session) fn tell_arrival(&mut self, id: WireId) {
+        let stream = self.streams.get_mut(Key::Incoming(id.slot));
+        let Some(stream) = stream.filter(|stream| stream.generation == id.generation) else {
+            return;
+        };
+        if std::mem::take(&mut stream.owes_arrival) && !stream.is_over {
             self.frames.push_control(Control::Opened { id, accepted: false });
         }
     }

@@ -96,6 +96,8 @@ pub(super) struct StreamCall<W> {
     opened: Opened,
     /// What opened frames have said.
     told: Opened,
+    /// At the callee: the caller learns that the request has arrived once its types are accepted.
+    owes_arrival: bool,
     /// The request went in the small lane: small frames that follow stay behind it.
     request_is_small: bool,
     idle: Option<Idle>,
@@ -323,6 +325,7 @@ impl<W> Streams<W> {
                 Key::Call(_) => Opened::No,
                 Key::Incoming(_) => Opened::Accepted,
             },
+            owes_arrival: false,
             request_is_small: false,
             idle,
             opens_by_deadline: None,

@@ -147,6 +147,25 @@ impl<W, H> Session<W, H> {
     }
 }
 
+/// Types that differ.
+impl<W, H> Session<W, H> {
+    /// Whether a call may still be sent again with its schema: its arguments then wait with their
+    /// source. `None`: it has its outcome.
+    pub(crate) fn holds_arguments(&self, id: CallId) -> Option<bool> {
+        let (_, stream) = self.stream(id.into()).filter(|(_, stream)| !stream.is_over)?;
+        let method_index = self.calls.head(id.index).method_index;
+        Some(stream.opened < Opened::Arrived && self.accepted_by_peer.may_refuse(method_index))
+    }
+
+    /// The peer refuses calls for good if their types differ: what is held may leave.
+    #[cold]
+    pub(in crate::session) fn release_arguments(&mut self) {
+        let calls = self.streams.calls.iter_mut().flatten();
+        let waiters = calls.filter_map(|stream| stream.write_waiter.take());
+        self.notices.extend(waiters.map(SessionEvent::Wake));
+    }
+}
+
 /// Reading.
 impl<W, H> Session<W, H> {
     /// The next item.
@@ -262,6 +281,7 @@ impl<W, H> Session<W, H> {
         };
         if stream.opened < Opened::Accepted && stream.held_reply.is_none() {
             stream.opened = Opened::Accepted;
+            stream.owes_arrival = false;
             self.frames.push_control(Control::Opened { id: id.0, accepted: true });
         }
         Ok(())

@@ -31,6 +31,10 @@ impl RawCall<'_> {
                     drop(self.take_load());
                     self.body = Some(body);
                     self.state = State::Ready;
+                    if self.method.has_streams() {
+                        // Its arguments must be able to leave while it waits.
+                        self.send_unawaited();
+                    }
                     return None;
                 }
                 let text = "the request is too long to be sent again with its schema";

@@ -5,6 +5,8 @@
 
 use std::task::{Context, Poll};
 
+use rpc_transport::message::received::Note;
+
 use super::{RawCall, State};
 use crate::channel::picker::CallEnd;
 use crate::codec::Codec;
@@ -22,8 +24,8 @@ use crate::stream::upload::PumpedCall;
 
 /// Whether the server has accepted a call with a stream of results.
 pub(crate) enum Accepted {
-    /// There is a stream of results.
-    Yes,
+    /// There is a stream of results, with what is needed to read items whose types differ.
+    Yes(Option<Note>),
     /// There is none. The outcome says why.
     No(CallOutcome),
 }
@@ -68,21 +70,22 @@ impl RawCall<'_> {
     /// Ready when the server has accepted the call, or it has ended.
     pub(crate) fn poll_accepted(&mut self, cx: &Context<'_>) -> Poll<Accepted> {
         if let (Some(id), Some(stream)) = (self.id(), self.stream()) {
+            let index = self.method.dense_index();
             let state = |peer: &RpcEndpoint| match peer.session.is_accepted(id) {
-                true => Some(true),
-                false => peer.session.has_outcome(id).then_some(false),
+                true => Some(Some(peer.session.resolution(index))),
+                false => peer.session.has_outcome(id).then_some(None),
             };
             loop {
                 match stream.with(|peer| state(peer)) {
-                    Some(Some(true)) => {
+                    Some(Some(Some(note))) => {
                         // That is the end point's answer: its load does not determine how long the
                         // stream lasts.
                         if let Some(load) = self.take_load() {
                             load.end(CallEnd::Answered);
                         }
-                        return Poll::Ready(Accepted::Yes);
+                        return Poll::Ready(Accepted::Yes(note));
                     }
-                    Some(Some(false)) | None => break,
+                    Some(Some(None)) | None => break,
                     Some(None) if stream.wait_to_read(cx, |peer| state(peer).is_some()) => {
                         return Poll::Pending;
                     }
@@ -91,15 +94,20 @@ impl RawCall<'_> {
             }
         }
         let (_, found) = self.take_end();
+        if !matches!(self.state, State::Done | State::Over) {
+            // It is sent again.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         // Without items the response alone says that the call was accepted.
         if let Some(Ok((ReplyKind::Ok, _))) = found {
             self.over(found);
-            return Poll::Ready(Accepted::Yes);
+            return Poll::Ready(Accepted::Yes(None));
         }
         Poll::Ready(Accepted::No(found))
     }
 
-    /// Takes the outcome, behind all items.
+    /// Takes the outcome, behind all items. There is none if the call is to be sent again.
     fn take_end(&mut self) -> (StreamEnd, CallOutcome) {
         if self.id().is_none() {
             let found = self.take_found();
@@ -111,14 +119,10 @@ impl RawCall<'_> {
         let outcome = self.on.as_ref().and_then(|connection| {
             connection.shard.with(connection.key, |peer| peer.take_end(sent)).flatten()
         });
-        let ended = match outcome {
-            Some(outcome) => NotResult { outcome, request: None },
-            None => NotResult::CONNECTION_GONE,
-        };
+        let ended = outcome.map_or(NotResult::CONNECTION_GONE, |ended| *ended);
         let end = end_of(&ended.outcome);
-        let found = self.on_not_result(ended);
         self.state = State::Done;
-        (end, found)
+        (end, self.on_not_result(ended))
     }
 }
 
