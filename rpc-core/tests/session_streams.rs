@@ -9,7 +9,7 @@ use rpc_core::session::{
     ReplyKind, Revoked, Role, SendError, SessionLimits, StartCall, StartError, StreamEnd, StreamId,
     StreamLimits,
 };
-use rpc_core::wire::{self, code};
+use rpc_core::wire::{self, Frame, code};
 use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
@@ -67,7 +67,9 @@ fn limits(items: u32, bytes: u32) -> SessionLimits {
 fn open(client: &mut End, server: &mut End, streams: CallStreams) -> (CallId, IncomingId) {
     let id = client.start(call(streams), body("ping"), None).expect("started");
     settle(client, server);
-    (id, requested(server, streams))
+    let incoming = requested(server, streams);
+    settle(client, server);
+    (id, incoming)
 }
 
 fn requested(server: &mut End, streams: CallStreams) -> IncomingId {
@@ -75,6 +77,7 @@ fn requested(server: &mut End, streams: CallStreams) -> IncomingId {
         match server.poll_event().expect("a request") {
             Event::Request(incoming) => {
                 assert_eq!(incoming.streams, streams);
+                server.accept_signature(incoming.id);
                 return incoming.id;
             }
             _ => continue,
@@ -478,6 +481,27 @@ fn an_idle_deadline_starts_anew_with_each_item() {
     server.handler_ended(incoming);
     settle(&mut client, &mut server);
     assert_nothing_left([&client, &server]);
+}
+
+#[test]
+fn opened_says_that_types_are_accepted() {
+    let (mut client, mut server) = pair();
+    client.start(call(ARGUMENTS), body("ping"), None).expect("started");
+    settle(&mut client, &mut server);
+    let Some(Event::Request(incoming)) = server.poll_event() else { panic!("no request") };
+    assert!(frames(&mut server).is_empty(), "it may still be refused");
+    for _ in 0..2 {
+        server.accept_signature(incoming.id);
+    }
+    let opened = parsed(&mut server);
+    assert!(matches!(opened[..], [Frame::Opened { accepted: false, .. }]), "{opened:?}");
+    // Without a signature nothing is left to check.
+    server.reply(incoming.id, Answer::Ok(body(""))).expect("the caller waits");
+    settle(&mut client, &mut server);
+    client.start(call(ARGUMENTS), body("ping"), None).expect("started");
+    carry(&mut client, &mut server);
+    let opened = parsed(&mut server);
+    assert!(matches!(opened[..], [Frame::Opened { accepted: false, .. }]), "{opened:?}");
 }
 
 #[test]

@@ -108,7 +108,10 @@ fn server_with(streams: CallStreams) -> (End, IncomingId) {
 
 fn running(server: &mut End) -> IncomingId {
     match server.poll_event() {
-        Some(Event::Request(incoming)) => incoming.id,
+        Some(Event::Request(incoming)) => {
+            server.accept_signature(incoming.id);
+            incoming.id
+        }
         other => panic!("no request but {other:?}"),
     }
 }

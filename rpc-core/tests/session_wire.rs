@@ -85,6 +85,7 @@ fn golden() -> Vec<(Vec<u8>, &'static str, Frame)> {
     };
     let window = StreamWindow { items: 16, bytes: 65_536 };
     let hello = Hello { features: 0x81, stream_window: Some(window), ..old_hello };
+    let resolving = Hello { features: 0x91, ..hello };
     let streamed = RequestHead {
         remaining_micros: Some(1),
         streams: CallStreams { arguments: true, results: true, idle_deadline: true },
@@ -107,6 +108,12 @@ fn golden() -> Vec<(Vec<u8>, &'static str, Frame)> {
             "01000000 00000000 00000000 00000000 0100 0200 00040000 8100000000000000 10000000 \
              00000100",
             Frame::Hello(hello),
+        ),
+        (
+            wire::hello(&resolving).to_vec(),
+            "01000000 00000000 00000000 00000000 0100 0200 00040000 9100000000000000 10000000 \
+             00000100",
+            Frame::Hello(resolving),
         ),
         (
             request(&streamed, b"", b"args"),

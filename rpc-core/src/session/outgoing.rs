@@ -374,12 +374,6 @@ impl<W> Calls<W> {
         })
     }
 
-    /// The waiter of the call in that place.
-    #[cold]
-    pub(super) fn take_waiter_at(&mut self, index: u32) -> Option<W> {
-        self.calls.get_mut(index as usize)?.waiter.take()
-    }
-
     /// Whether [`take_waiter`](Self::take_waiter) looks at all of them.
     pub(super) fn looks_at_all(&self) -> bool {
         self.calls.len() <= LOOKED_AT
@@ -562,6 +556,26 @@ mod tests {
         }
         assert_eq!(calls.next_unsent().map(|ready| ready.id), Some(kept));
         assert_eq!((calls.len(), calls.unsent_len()), (1, 1));
+    }
+
+    #[test]
+    fn each_place_keeps_one_request_at_most() {
+        let (mut calls, accepted) = (Calls::<()>::new(), AcceptedByPeer::default());
+        let mut stale = 0;
+        for slot in 0..1000 {
+            let ids = [1, 2].map(|generation| {
+                let call = calls.insert(&HEAD, &OPTIONS, Some(OutBuf::new()), None);
+                let id = WireId { slot, generation };
+                let sent = calls.send(call, id, None, &accepted, |_| stale += 1);
+                assert!(sent.is_some());
+                call
+            });
+            assert_eq!(calls.kept.len(), 2);
+            for id in ids {
+                assert!(calls.remove(id).is_some());
+            }
+        }
+        assert_eq!(stale, 1998);
     }
 
     #[test]

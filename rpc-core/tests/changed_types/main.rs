@@ -7,6 +7,7 @@
 mod arguments;
 mod calls;
 mod rows;
+mod streams;
 mod versions;
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -234,7 +234,14 @@ impl<O, U: Pump> UploadCall<'_, O, U> {
             // Pending or not: the outcome may have come.
             let _ = self.upload.poll_pump(cx, &pumped);
         }
-        let mut found = std::task::ready!(self.call.poll(cx));
+        let attempt = self.call.id();
+        let Poll::Ready(mut found) = self.call.poll(cx) else {
+            if self.call.id() != attempt {
+                // It was sent again: its items may leave.
+                cx.waker().wake_by_ref();
+            }
+            return Poll::Pending;
+        };
         step.made_progress();
         if let Some(status) = self.upload.end() {
             found = self.call.end_by_source(&found, status);

@@ -202,9 +202,8 @@ impl<W, H> Session<W, H> {
         self.discard_kept(index);
         let may_be_held = self.accepted_by_peer.may_refuse(self.calls.head(index).method_index);
         if let Some(stream) = self.streams.get_mut(key).filter(|_| may_be_held) {
-            let writer = stream.write_waiter.take();
-            let waiter = self.calls.take_waiter_at(index);
-            self.notices.extend([writer, waiter].into_iter().flatten().map(SessionEvent::Wake));
+            let waiter = stream.write_waiter.take();
+            self.notices.extend(waiter.map(SessionEvent::Wake));
         }
     }
 

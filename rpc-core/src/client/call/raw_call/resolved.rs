@@ -32,7 +32,7 @@ impl RawCall<'_> {
                     self.body = Some(body);
                     self.state = State::Ready;
                     if self.method.has_streams() {
-                        // Its arguments must be able to leave while it waits.
+                        // Its caller sees another id, and has its arguments leave.
                         self.send_unawaited();
                     }
                     return None;

@@ -42,7 +42,8 @@ impl RawCall<'_> {
         }
     }
 
-    fn id(&self) -> Option<CallId> {
+    /// While it is in flight.
+    pub(crate) fn id(&self) -> Option<CallId> {
         match self.state {
             State::InFlight => Some(self.id),
             _ => None,
