@@ -154,7 +154,10 @@ impl<W, H> Session<W, H> {
     pub(crate) fn holds_arguments(&self, id: CallId) -> Option<bool> {
         let (_, stream) = self.stream(id.into()).filter(|(_, stream)| !stream.is_over)?;
         let method_index = self.calls.head(id.index).method_index;
-        Some(stream.opened < Opened::Arrived && self.accepted_by_peer.may_refuse(method_index))
+        // A stop may overtake that the request was taken.
+        let is_stopped = stream.writer.was_stopped;
+        let may_refuse = self.accepted_by_peer.may_refuse(method_index);
+        Some(stream.opened < Opened::Arrived && !is_stopped && may_refuse)
     }
 
     /// The peer refuses calls for good if their types differ: what is held may leave.
