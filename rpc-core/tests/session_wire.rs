@@ -84,8 +84,7 @@ fn golden() -> Vec<(Vec<u8>, &'static str, Frame)> {
         stream_window: None,
     };
     let window = StreamWindow { items: 16, bytes: 65_536 };
-    let hello = Hello { features: 0x81, stream_window: Some(window), ..old_hello };
-    let resolving = Hello { features: 0x91, ..hello };
+    let hello = Hello { features: 0x91, stream_window: Some(window), ..old_hello };
     let streamed = RequestHead {
         remaining_micros: Some(1),
         streams: CallStreams { arguments: true, results: true, idle_deadline: true },
@@ -105,15 +104,9 @@ fn golden() -> Vec<(Vec<u8>, &'static str, Frame)> {
         ),
         (
             wire::hello(&hello).to_vec(),
-            "01000000 00000000 00000000 00000000 0100 0200 00040000 8100000000000000 10000000 \
-             00000100",
-            Frame::Hello(hello),
-        ),
-        (
-            wire::hello(&resolving).to_vec(),
             "01000000 00000000 00000000 00000000 0100 0200 00040000 9100000000000000 10000000 \
              00000100",
-            Frame::Hello(resolving),
+            Frame::Hello(hello),
         ),
         (
             request(&streamed, b"", b"args"),

@@ -6,8 +6,8 @@
 //!
 //! All formats run behind the same two wrappers (`encode`, `decode`), which enforce the invariants.
 //! For formats without names the wrappers also move byte strings from the body to the message's
-//! tail and back (`collector`, `source`); joined, body and tail are always exactly the output of the
-//! format.
+//! tail and back (`collector`, `source`); joined, body and tail are always exactly the output of
+//! the format.
 //!
 //! Invariants:
 //! 1. A message is decoded to its last byte: trailing bytes are refused.

@@ -150,13 +150,12 @@ macro_rules! row {
 use rpc_core::{Code, Status};
 pub(crate) use {row, version};
 
+/// What several calls have returned.
+type Found = Vec<Result<String, Status>>;
+
 /// Checks what calls that take values and calls that give values have returned.
 #[track_caller]
-pub fn check_all(
-    (taken, given): (Vec<Result<String, Status>>, Vec<Result<String, Status>>),
-    taken_is: Read,
-    given_is: Read,
-) {
+pub fn check_all((taken, given): (Found, Found), taken_is: Read, given_is: Read) {
     for found in taken {
         check(found, taken_is, Code::InvalidArgument);
     }
