@@ -16,6 +16,7 @@ mod server;
 mod service;
 mod style;
 mod table;
+mod tls;
 mod units;
 mod usage;
 

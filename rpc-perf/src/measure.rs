@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use rpc_core::{Channel, ChannelBuilder};
+use rpc_core::Channel;
 use rpc_discovery::Destination;
 use rpc_perf::cores::CpuPair;
 
@@ -19,6 +19,7 @@ use crate::options::{MeasureOptions, What};
 use crate::progress::Progress;
 use crate::report::Run;
 use crate::service::{PerfClient, ServerUsage, link};
+use crate::tls;
 use crate::usage::{Scope, Usage};
 
 /// Numbers of calls in flight for the measurement of rates.
@@ -44,12 +45,10 @@ struct BothUsages {
 }
 
 impl Target {
-    fn builder(&self) -> ChannelBuilder {
-        Channel::builder().poll_mode(self.options.poll.mode()).link(link())
-    }
-
     pub(crate) async fn connect(&self) -> Result<PerfClient> {
-        let client = PerfClient::new(self.address.connect(self.builder()).await?);
+        let builder = Channel::builder().poll_mode(self.options.poll.mode()).link(link());
+        let builder = tls::connect(builder, &self.options)?;
+        let client = PerfClient::new(self.address.connect(builder).await?);
         if matches!(self.address, Destination::Name(_)) {
             // Connects.
             client.usage().await?;

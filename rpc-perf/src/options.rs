@@ -74,6 +74,10 @@ pub(crate) struct ServerOptions {
     #[arg(long, value_name = "N")]
     pub(crate) cpu: Option<usize>,
 
+    /// Serve with TLS: a directory of certificates, as `rpcctl cert dev` makes it
+    #[arg(long, value_name = "DIR")]
+    pub(crate) tls: Option<PathBuf>,
+
     /// End when stdin closes: for a server that must not outlive its parent
     #[arg(long, hide = true)]
     pub(crate) until_stdin_closes: bool,
@@ -143,6 +147,14 @@ pub(crate) struct MeasureOptions {
     /// How both ends wait (with `client`: this end)
     #[arg(long, value_enum, default_value_t)]
     pub(crate) poll: Poll,
+
+    /// Connect with TLS: a directory of certificates, as `rpcctl cert dev` makes it
+    #[arg(long, value_name = "DIR")]
+    pub(crate) tls: Option<PathBuf>,
+
+    /// The SPIFFE id that the server must prove
+    #[arg(long, value_name = "SPIFFE_ID", default_value = "spiffe://dev.local/server")]
+    pub(crate) expect_peer: String,
 }
 
 impl MeasureOptions {

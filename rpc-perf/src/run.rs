@@ -1,5 +1,6 @@
 //! `rpc-perf all` and `rpc-perf client`: servers, the machine, and the report.
 
+use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -76,7 +77,7 @@ async fn one(
     let server_cpu = pinned.map(|cpus| cpus.server);
     let listen = match scheme {
         Scheme::Mem => {
-            let server = LocalServer::start(options.poll, server_cpu).await?;
+            let server = LocalServer::start(&options, server_cpu).await?;
             return target(server.address(), Scope::Thread)?.run(progress).await;
         }
         Scheme::Shm => format!("shm://rpc-perf-{}", std::process::id()),
@@ -91,6 +92,10 @@ async fn one(
     let cpu = server_cpu.map(|cpu| cpu.to_string());
     if let Some(cpu) = &cpu {
         arguments.extend(["--cpu", cpu]);
+    }
+    let mut arguments: Vec<&OsStr> = arguments.into_iter().map(OsStr::new).collect();
+    if let Some(directory) = &options.tls {
+        arguments.extend([OsStr::new("--tls"), directory.as_os_str()]);
     }
     let mut server = ServerProcess::start(arguments)?;
     let measured = target(server.address(), Scope::Process)?.run(progress).await;

@@ -1,6 +1,7 @@
 //! `rpc-perf server`, and the server in the client's process.
 
 use std::io::{self, Read, Write};
+use std::path::Path;
 use std::thread;
 
 use anyhow::{Context, Result, anyhow};
@@ -8,13 +9,15 @@ use rpc_core::{Server, ServerBuilder};
 use rpc_perf::cores;
 use tokio::sync::oneshot;
 
-use crate::options::{Poll, ServerOptions};
+use crate::options::{MeasureOptions, Poll, ServerOptions};
 use crate::service::{PerfServer, Store, link};
+use crate::tls;
 use crate::usage::Scope;
 
-fn builder(scope: Scope, poll: Poll) -> ServerBuilder {
+fn builder(scope: Scope, poll: Poll, certificates: Option<&Path>) -> Result<ServerBuilder> {
     let store = PerfServer::new(Store::new(scope));
-    Server::builder().add_service(store).link(link()).poll_mode(poll.mode())
+    let server = Server::builder().add_service(store).link(link()).poll_mode(poll.mode());
+    tls::serve(server, certificates)
 }
 
 /// Serves until Ctrl-C or SIGTERM, or until stdin ends if requested.
@@ -23,7 +26,7 @@ pub(crate) async fn serve(options: &ServerOptions) -> Result<()> {
     if let Some(cpu) = options.cpu {
         cores::try_pin(cpu).with_context(|| pin_remedy(cpu))?;
     }
-    let builder = builder(Scope::Process, options.poll);
+    let builder = builder(Scope::Process, options.poll, options.tls.as_deref())?;
     let server = builder.bind(options.address.to_string()).await?;
     let mut stdout = io::stdout();
     writeln!(stdout, "READY {}", server.local_address())?;
@@ -68,7 +71,8 @@ pub(crate) struct LocalServer {
 
 impl LocalServer {
     /// Starts it at a unique address, on the given CPU.
-    pub(crate) async fn start(poll: Poll, cpu: Option<usize>) -> Result<Self> {
+    pub(crate) async fn start(options: &MeasureOptions, cpu: Option<usize>) -> Result<Self> {
+        let builder = builder(Scope::Thread, options.poll, options.tls.as_deref())?;
         let (ready, is_ready) = oneshot::channel();
         let (stop, stopped) = oneshot::channel();
         let thread = thread::spawn(move || {
@@ -77,7 +81,7 @@ impl LocalServer {
             }
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
-                let server = builder(Scope::Thread, poll).bind("mem://").await?;
+                let server = builder.bind("mem://").await?;
                 let _ = ready.send(server.local_address().to_string());
                 let end = async {
                     let _ = stopped.await;

@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
 use test_kit::Watchdog;
+use test_kit::certificates::Authority;
 
 /// All measurements, as short as possible.
 const LITTLE: &str = "--duration 4ms --max-size 20K --connections 2";
@@ -341,4 +342,28 @@ fn a_dead_busy_server_is_named() {
     let expected = "error: measuring shm: the server process ended during the run (";
     assert!(ended.stderr.starts_with(expected), "{ended:?}");
     assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
+}
+
+#[test]
+fn both_ends_are_measured_with_tls() {
+    let _watchdog = Watchdog::start("rpc-perf --tls");
+    let directory = Scratch::new("certificates");
+    fs::create_dir(&directory.0).unwrap();
+    let authority = Authority::new("ca");
+    fs::write(directory.0.join("ca.pem"), authority.pem()).unwrap();
+    for role in ["server", "client"] {
+        let leaf = authority.issue(&[&format!("spiffe://dev.local/{role}")]);
+        fs::write(directory.0.join(format!("{role}.pem")), leaf.cert).unwrap();
+        fs::write(directory.0.join(format!("{role}-key.pem")), leaf.key).unwrap();
+    }
+    let measured = run(&format!("all --schemes tcp,mem {LITTLE} --json - --tls {directory}"));
+    let runs = measured.with_code(0).json()["runs"].clone();
+    let path = runs[0]["path"].as_str().unwrap();
+    assert!(path.contains("Encrypt"), "{path}");
+    assert!(runs[1]["latency"]["calls"].as_u64() > Some(0), "{runs}");
+    let stranger =
+        format!("all --schemes tcp {LITTLE} --tls {directory} --expect-peer spiffe://a/b");
+    let refused = run(&stranger).with_code(1);
+    assert!(refused.stderr.contains("spiffe://dev.local/server"), "{}", refused.stderr);
+    fs::remove_dir_all(&directory.0).unwrap();
 }
