@@ -186,6 +186,26 @@ impl MethodDescriptor {
         self
     }
 
+    /// Compares its types by these lines, which a server gives by reflection: it refuses calls if
+    /// its types are others. For callers that learn a method while they run.
+    #[must_use]
+    pub fn described_by(mut self, lines: &[String]) -> Self {
+        if !lines.is_empty() {
+            let schema = signature_hash(&lines.join("\n"));
+            self.hash = AtomicU64::new(self.mixed_with(schema));
+        }
+        self
+    }
+
+    /// The hash of signature and schema; never 0.
+    fn mixed_with(&self, schema: u64) -> u64 {
+        let signature = match self.has_names {
+            true => signature_hash(&format!("msgpack {}", version(self.signature))),
+            false => self.signature_hash,
+        };
+        (signature ^ schema.rotate_left(1)).max(1)
+    }
+
     /// The hash that goes with the first call on a connection: of the signature, and of what its
     /// types look like in a message. The first use in a process finds that out.
     #[inline]
@@ -269,13 +289,8 @@ impl MethodDescriptor {
 
     #[cold]
     fn find_hash(&'static self) -> u64 {
-        let schema = self.schema().map_or(0, Schema::hash);
         // A method without a schema has the hash of its signature.
-        let signature = match self.has_names {
-            true => signature_hash(&format!("msgpack {}", version(self.signature))),
-            false => self.signature_hash,
-        };
-        let hash = (signature ^ schema.rotate_left(1)).max(1);
+        let hash = self.mixed_with(self.schema().map_or(0, Schema::hash));
         self.hash.store(hash, Ordering::Relaxed);
         hash
     }

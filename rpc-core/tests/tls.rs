@@ -305,7 +305,11 @@ fn the_kernel_may_prove_who_calls() {
         let path = store.channel().path().unwrap();
         if scheme != "shm" {
             // Also where `auto://` has chosen shared memory.
-            assert_eq!(path.identity.protection(), Some(Protection::Authenticate));
+            let expected = match scheme {
+                "tcp" => Protection::Encrypt,
+                _ => Protection::Authenticate,
+            };
+            assert_eq!(path.identity.protection(), Some(expected));
             assert_eq!(store.get().await, Ok(7));
             return;
         }

@@ -7,136 +7,21 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use futures::stream::unfold;
 use rpc_core::__private::StreamDecoders;
-use rpc_core::codec::{Scratch, Tail};
-use rpc_core::reflect::MethodInfo;
-use rpc_core::service::Message;
-use rpc_core::service::{MethodDescriptor, ReplyKind, ReplyParts};
+use rpc_core::service::MethodDescriptor;
 use rpc_core::stream::{NoUpload, Pump, Stream, Upload};
-use rpc_core::{Bulk, CallError, Codec, Status};
-use rpc_schema::schema::{Id, Root, Schema};
-use rpc_schema::value::{Data, Seed};
+use rpc_core::{CallError, Status};
+use rpc_schema::schema::Id;
+use rpc_schema::value::Data;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 
-use crate::json::{Json, read, read_arguments};
+use crate::dynamic::{Body, Failure, Parts, accepted, descriptor, item, reply};
+use crate::json::{read, read_arguments};
 use crate::options::{Call, Common};
 use crate::target::{Target, of_status};
 use crate::text::json;
 
-/// A received value, encoded.
-struct Body {
-    codec: Codec,
-    message: Message,
-}
-
-type Failure = CallError<Body>;
-
-impl Body {
-    fn decode(mut self, schema: &Schema, id: Id) -> Result<Value> {
-        let scratch = Scratch::default();
-        let seed = Seed { schema, id, build: &Json };
-        let tail = match self.message.take_tail() {
-            Some(tail) => Some(Tail::Given(Bulk::from(tail))),
-            None => self.message.take_stream().map(Tail::Arriving),
-        };
-        let decoded = match tail {
-            None => self.codec.decode_seed(seed, &self.message),
-            Some(tail) => self.codec.decode_parts(seed, &self.message, tail, &scratch),
-        };
-        decoded.context("the reply does not have the type that the server describes")
-    }
-}
-
-fn reply(mut parts: ReplyParts) -> Result<Body, Failure> {
-    let _ = parts.take_metadata();
-    let codec = parts.codec;
-    match parts.outcome {
-        Ok((ReplyKind::Ok, message)) => Ok(Body { codec, message }),
-        Ok((ReplyKind::UserError, message)) => Err(CallError::User(Body { codec, message })),
-        Err(status) => Err(CallError::Status(status)),
-    }
-}
-
-fn accepted(parts: ReplyParts) -> Result<(), Failure> {
-    reply(parts).map(|_| ())
-}
-
-fn item(codec: Codec, _: &'static MethodDescriptor, message: Message) -> Result<Body, Status> {
-    Ok(Body { codec, message })
-}
-
-/// A descriptor for the only call of this process.
-fn descriptor(info: &MethodInfo) -> &'static MethodDescriptor {
-    let text = |text: &str| -> &'static str { Box::leak(text.to_owned().into_boxed_str()) };
-    let arguments: Vec<&'static str> = info.arguments.iter().map(|name| text(name)).collect();
-    let mut method =
-        MethodDescriptor::new(text(&info.name), text(&info.signature), arguments.leak());
-    if info.idempotent {
-        method = method.idempotent();
-    }
-    if info.streams_arguments {
-        method = method.streams_arguments();
-    }
-    if info.streams_results {
-        method = method.streams_results();
-    }
-    if info.idle_deadline {
-        method = method.idle_deadline();
-    }
-    Box::leak(Box::new(method))
-}
-
-/// The types of a method.
-struct Parts {
-    schema: Schema,
-    sent_item: Option<Id>,
-    item: Option<Id>,
-    result: Option<Id>,
-    error: Option<Id>,
-    refusal: Option<Id>,
-}
-
 impl Parts {
-    fn new(info: &MethodInfo, schema: Schema) -> Result<Self> {
-        if !schema.arguments().map(|(name, _)| name).eq(info.arguments.iter().map(String::as_str)) {
-            bail!(
-                "the server does not describe the types of {}, so rpcctl cannot call it",
-                info.name
-            );
-        }
-        let [sent_item, item, result, error, refusal] =
-            [Root::SentItem, Root::Item, Root::Result, Root::Error, Root::Refusal]
-                .map(|root| schema.root(&root));
-        Ok(Self { schema, sent_item, item, result, error, refusal })
-    }
-
-    /// Refuses a method whose reply could not be shown, before it is executed.
-    fn check(&self, info: &MethodInfo) -> Result<()> {
-        let is_stream = info.streams_results;
-        let has_result = !is_stream || info.signature.contains(" then ");
-        // The error type `Status` has no description.
-        let answers = [
-            ("result", self.result, has_result),
-            ("items", self.item, is_stream),
-            ("error", self.error, false),
-            ("refusal", self.refusal, false),
-        ];
-        for (name, id, is_needed) in answers {
-            let why = match id {
-                Some(id) => self.schema.unknown(id),
-                None if is_needed => Some("the server does not describe its type"),
-                None => None,
-            };
-            if let Some(why) = why {
-                bail!(
-                    "the {name} of {} cannot be shown, so the method was not called: {why}",
-                    info.name
-                );
-            }
-        }
-        Ok(())
-    }
-
     fn print(&self, body: Body, id: Option<Id>) -> Result<()> {
         let value = match id {
             Some(id) => body.decode(&self.schema, id)?,
@@ -167,7 +52,7 @@ impl Parts {
 pub(crate) async fn call(options: &Call, common: &Common) -> Result<()> {
     let target = Target::connect(&options.address, common).await?;
     let info = target.method(&options.method).await?;
-    let types = target.types(&info).await?;
+    let (types, lines) = (target.types(&info).await?, target.schema(&info.name).await?);
     let parts: &'static Parts = Box::leak(Box::new(Parts::new(&info, types)?));
     parts.check(&info)?;
     let json = match options.json.as_deref() {
@@ -186,7 +71,7 @@ pub(crate) async fn call(options: &Call, common: &Common) -> Result<()> {
     let arguments: Vec<_> = parts.schema.arguments().collect();
     let arguments = read_arguments(&parts.schema, &arguments, &json);
     let arguments = arguments.map_err(|error| anyhow!("--json: {error}"))?;
-    let (method, timeout) = (descriptor(&info), common.timeout);
+    let (method, timeout) = (descriptor(&info, &lines), common.timeout);
     let channel = &target.channel;
     match (parts.sent_item.filter(|_| info.streams_arguments), info.streams_results) {
         (None, _) if info.streams_arguments => {
@@ -223,7 +108,7 @@ pub(crate) async fn call(options: &Call, common: &Common) -> Result<()> {
 
 /// Calls a method with a stream of results, and prints items as they arrive.
 async fn streamed<U: Pump>(
-    target: &Target<'_>,
+    target: &Target,
     method: &'static MethodDescriptor,
     arguments: &Data,
     upload: U,

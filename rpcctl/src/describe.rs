@@ -81,7 +81,7 @@ pub(crate) async fn describe(options: &Describe, common: &Common) -> Result<()> 
 }
 
 async fn one_method(
-    target: &Target<'_>,
+    target: &Target,
     method: &MethodInfo,
     output: Output,
     out: &mut impl Write,
@@ -111,7 +111,7 @@ async fn one_method(
         examples.insert(name.to_owned(), example(&schema, id));
     }
     let example = Value::Object(examples);
-    text.push_str(&command(target.address, method, &json(&example)?));
+    text.push_str(&command(&target.address, method, &json(&example)?));
     writeln!(out, "{}", text.trim_end())?;
     Ok(())
 }

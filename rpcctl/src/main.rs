@@ -1,12 +1,15 @@
 //! `rpcctl`: services from the command line.
 //!
-//! `options.rs` is the command line, and each command has a file. `target.rs` is the called server
+//! `options.rs` is the command line, and each command has a file or a folder. `dynamic.rs` calls
+//! methods by the server's description. `target.rs` is the called server
 //! and the meaning of its refusals; `json.rs` converts JSON to arguments and results to JSON, using
 //! the server's description of its types.
 
 mod call;
 mod cert;
 mod describe;
+mod dynamic;
+mod gateway;
 mod health;
 mod json;
 mod options;
@@ -55,6 +58,7 @@ async fn command(options: &Options) -> Result<ExitCode> {
         Command::List(list) => describe::list(list, common).await.map(|()| done),
         Command::Describe(what) => describe::describe(what, common).await.map(|()| done),
         Command::Call(call) => call::call(call, common).await.map(|()| done),
+        Command::Gateway(gateway) => gateway::gateway(gateway, common).await.map(|()| done),
         Command::Health(health) => health::health(health, common).await,
         Command::Ping(ping) => ping::ping(ping, common).await.map(|()| done),
         Command::Resolve(name) => resolve::resolve(name, common).await.map(|()| done),

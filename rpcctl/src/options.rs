@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -115,6 +116,8 @@ pub(crate) enum Command {
     Describe(Describe),
     /// Calls a method with arguments in JSON
     Call(Call),
+    /// Serves the methods of a server as JSON over HTTP, until Ctrl-C
+    Gateway(Gateway),
     /// Shows the health of a server or a service; exit code 0 only if it is serving
     Health(Health),
     /// Measures round-trip times
@@ -227,6 +230,27 @@ pub(crate) struct Call {
     /// is read from stdin, one value per line
     #[arg(long, value_name = "JSON", value_parser = arguments)]
     pub(crate) json: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  rpcctl gateway tcp://kv:7471
+  curl localhost:8080/Kv/get -d '{\"key\": \"a\"}' -H 'content-type: application/json'
+  curl localhost:8080/openapi.json")]
+pub(crate) struct Gateway {
+    /// auto://host:port, tcp://host:port, shm://name, .., or a name: etcd://host:port/prefix
+    #[arg(value_parser = address)]
+    pub(crate) address: String,
+    /// Where to listen. HTTP is neither encrypted nor authenticated: beyond this machine put a
+    /// proxy in front of it
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8080")]
+    pub(crate) listen: SocketAddr,
+    /// Longest body of a request, and longest line of a stream, bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    pub(crate) max_body: u64,
+    /// Most requests at once; more get 503
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(crate) max_requests: u32,
 }
 
 #[derive(Debug, Args)]

@@ -21,15 +21,15 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 const ALIKE: f64 = 0.75;
 
 /// A server.
-pub(crate) struct Target<'a> {
-    pub(crate) address: &'a str,
+pub(crate) struct Target {
+    pub(crate) address: String,
     pub(crate) channel: Channel,
     /// Time limit for connecting, and for each look-up.
     pub(crate) timeout: Duration,
 }
 
-impl<'a> Target<'a> {
-    pub(crate) async fn connect(address: &'a str, common: &Common) -> Result<Self> {
+impl Target {
+    pub(crate) async fn connect(address: &str, common: &Common) -> Result<Self> {
         let timeout = common.timeout.unwrap_or(TIMEOUT);
         let builder = Channel::builder().connect_timeout(timeout);
         let builder = match common.codec {
@@ -60,7 +60,7 @@ impl<'a> Target<'a> {
         let destination: Destination = address.parse()?;
         let channel = destination.connect(builder).await;
         let channel = channel.map_err(|error| anyhow!("cannot connect to {address}: {error}"))?;
-        Ok(Self { address, channel, timeout })
+        Ok(Self { address: address.to_owned(), channel, timeout })
     }
 
     fn reflect(&self) -> ReflectClient {
@@ -102,7 +102,7 @@ impl<'a> Target<'a> {
     /// Explains the refusal of a built-in service.
     pub(crate) fn refusal(&self, status: impl Into<Status>, switch: &str) -> anyhow::Error {
         let status = status.into();
-        let address = self.address;
+        let address = &self.address;
         match status.code() {
             Code::Unimplemented => anyhow!(
                 "the server at {address} does not offer this service: enable it with \

@@ -39,7 +39,7 @@ pub(crate) async fn top(options: &Top, common: &Common) -> Result<()> {
             Output::Text => {
                 let earlier = before.as_ref().map(|(then, it)| (at - *then, it));
                 let height = if is_live { height() } else { None };
-                let text = page(target.address, &now, earlier, width(), height);
+                let text = page(&target.address, &now, earlier, width(), height);
                 if is_live {
                     let text = text.replace('\n', &format!("{CLEAR_LINE}\n"));
                     write!(out, "{HOME}{text}{CLEAR_BELOW}")?;

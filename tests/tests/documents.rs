@@ -98,8 +98,15 @@ fn every_queue_has_a_test_that_exists() {
     let limits = std::fs::read_to_string(root().join("docs/limits.md")).expect("the limits");
     let rows = rows_below(&limits, "# Limits");
     assert!(rows.len() > 25, "the table is gone, or this test no longer reads it: {}", rows.len());
-    let code =
-        sources(&["rpc-core", "rpc-transport", "rpc-admin", "rpc-discovery", "tests", "models"]);
+    let code = sources(&[
+        "rpc-core",
+        "rpc-transport",
+        "rpc-admin",
+        "rpc-discovery",
+        "rpcctl",
+        "tests",
+        "models",
+    ]);
     for row in rows {
         let &[queue, bound, enforcer, test] = &*row else { panic!("not four cells: {row:?}") };
         assert!(!bound.is_empty() && !enforcer.is_empty(), "{queue}");

@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "a service of tests")]
 
 mod certificates;
+mod gateway;
 mod reflections;
 mod schemas;
 

@@ -1,0 +1,136 @@
+//! Methods that are unknown to this program, called by the server's description of their types.
+
+use anyhow::{Context, Result, bail};
+use rpc_core::codec::{Scratch, Tail};
+use rpc_core::reflect::MethodInfo;
+use rpc_core::service::{Message, MethodDescriptor, ReplyKind, ReplyParts};
+use rpc_core::{Bulk, CallError, Codec, Metadata, Status};
+use rpc_schema::schema::{Id, Root, Schema};
+use rpc_schema::value::Seed;
+use serde_json::Value;
+
+use crate::json::Json;
+
+/// A received value, encoded.
+pub(crate) struct Body {
+    codec: Codec,
+    message: Message,
+    /// What came with it.
+    pub(crate) metadata: Metadata,
+}
+
+/// Why a call failed: the method's own error, or a status.
+pub(crate) type Failure = CallError<Body>;
+
+impl Body {
+    pub(crate) fn decode(mut self, schema: &Schema, id: Id) -> Result<Value> {
+        let scratch = Scratch::default();
+        let seed = Seed { schema, id, build: &Json };
+        let tail = match self.message.take_tail() {
+            Some(tail) => Some(Tail::Given(Bulk::from(tail))),
+            None => self.message.take_stream().map(Tail::Arriving),
+        };
+        let decoded = match tail {
+            None => self.codec.decode_seed(seed, &self.message),
+            Some(tail) => self.codec.decode_parts(seed, &self.message, tail, &scratch),
+        };
+        decoded.context("the reply does not have the type that the server describes")
+    }
+}
+
+pub(crate) fn reply(mut parts: ReplyParts) -> Result<Body, Failure> {
+    let metadata = parts.take_metadata();
+    let codec = parts.codec;
+    let body = |message| Body { codec, message, metadata };
+    match parts.outcome {
+        Ok((ReplyKind::Ok, message)) => Ok(body(message)),
+        Ok((ReplyKind::UserError, message)) => Err(CallError::User(body(message))),
+        Err(status) => Err(CallError::Status(status)),
+    }
+}
+
+pub(crate) fn accepted(parts: ReplyParts) -> Result<(), Failure> {
+    reply(parts).map(|_| ())
+}
+
+pub(crate) fn item(
+    codec: Codec,
+    _: &'static MethodDescriptor,
+    message: Message,
+) -> Result<Body, Status> {
+    Ok(Body { codec, message, metadata: Metadata::new() })
+}
+
+/// A descriptor that lives as long as this process. A server whose types are not those of `lines`
+/// refuses its calls.
+pub(crate) fn descriptor(info: &MethodInfo, lines: &[String]) -> &'static MethodDescriptor {
+    let text = |text: &str| -> &'static str { Box::leak(text.to_owned().into_boxed_str()) };
+    let arguments: Vec<&'static str> = info.arguments.iter().map(|name| text(name)).collect();
+    let mut method =
+        MethodDescriptor::new(text(&info.name), text(&info.signature), arguments.leak());
+    if info.idempotent {
+        method = method.idempotent();
+    }
+    if info.streams_arguments {
+        method = method.streams_arguments();
+    }
+    if info.streams_results {
+        method = method.streams_results();
+    }
+    if info.idle_deadline {
+        method = method.idle_deadline();
+    }
+    Box::leak(Box::new(method.described_by(lines)))
+}
+
+/// The types of a method.
+pub(crate) struct Parts {
+    pub(crate) schema: Schema,
+    pub(crate) sent_item: Option<Id>,
+    pub(crate) item: Option<Id>,
+    pub(crate) result: Option<Id>,
+    pub(crate) error: Option<Id>,
+    pub(crate) refusal: Option<Id>,
+}
+
+impl Parts {
+    pub(crate) fn new(info: &MethodInfo, schema: Schema) -> Result<Self> {
+        if !schema.arguments().map(|(name, _)| name).eq(info.arguments.iter().map(String::as_str)) {
+            bail!(
+                "the server does not describe the types of {}, so rpcctl cannot call it",
+                info.name
+            );
+        }
+        let [sent_item, item, result, error, refusal] =
+            [Root::SentItem, Root::Item, Root::Result, Root::Error, Root::Refusal]
+                .map(|root| schema.root(&root));
+        Ok(Self { schema, sent_item, item, result, error, refusal })
+    }
+
+    /// Refuses a method whose reply could not be shown, before it is executed.
+    pub(crate) fn check(&self, info: &MethodInfo) -> Result<()> {
+        let is_stream = info.streams_results;
+        let has_result = !is_stream || info.signature.contains(" then ");
+        // The error type `Status` has no description.
+        let answers = [
+            ("result", self.result, has_result),
+            ("items", self.item, is_stream),
+            ("error", self.error, false),
+            ("refusal", self.refusal, false),
+        ];
+        for (name, id, is_needed) in answers {
+            let why = match id {
+                Some(id) => self.schema.unknown(id),
+                None if is_needed => Some("the server does not describe its type"),
+                None => None,
+            };
+            if let Some(why) = why {
+                bail!(
+                    "the {name} of {} cannot be shown, so the method was not called: {why}",
+                    info.name
+                );
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,353 @@
+//! One request: its arguments, the call, and the answer or the stream of answers.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body as HttpBody, BodyDataStream, Bytes, to_bytes};
+use axum::extract::Request;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::Response;
+use futures::StreamExt;
+use futures::stream::{BoxStream, unfold};
+use rpc_core::__private::StreamDecoders;
+use rpc_core::stream::{NoUpload, Pump, Streaming, Upload};
+use rpc_core::{CallError, Code, Status};
+use rpc_schema::schema::Id;
+use rpc_schema::value::Data;
+use serde_json::{Value, json};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::answer::{METADATA, failure, headers, refusal, with_body, with_json};
+use super::catalog::Method;
+use super::{BODY_TIMEOUT, Gateway};
+use crate::dynamic::{Body, Failure, Parts, accepted, item, reply};
+use crate::json::{read, read_arguments};
+
+/// The header with a time limit, milliseconds.
+const TIMEOUT: &str = "rpc-timeout-ms";
+const LINES: &str = "application/x-ndjson";
+const EVENTS: &str = "text/event-stream";
+
+/// What a request says besides its arguments.
+struct Said {
+    timeout: Option<Duration>,
+    metadata: Vec<(String, Bytes)>,
+    wants_events: bool,
+}
+
+/// The lines of a body that are not read yet.
+type Lines = BoxStream<'static, Result<Bytes, String>>;
+
+/// Makes a call of a builder's type with what the request says.
+macro_rules! with_options {
+    ($call:expr, $said:expr) => {{
+        let mut call = $call;
+        if let Some(timeout) = $said.timeout {
+            call = call.timeout(timeout);
+        }
+        for (name, value) in &$said.metadata {
+            call = call.metadata(name, value.clone());
+        }
+        call
+    }};
+}
+
+/// Answers a request for a method. `place`: kept until the answer is sent.
+pub(crate) async fn call(
+    gateway: Arc<Gateway>,
+    method: Arc<Method>,
+    request: Request,
+    place: OwnedSemaphorePermit,
+) -> Response {
+    let (head, body) = request.into_parts();
+    let said = match said(&head.headers, gateway.timeout, method.info.streams_arguments) {
+        Ok(said) => said,
+        Err(response) => return *response,
+    };
+    match method.parts.sent_item.filter(|_| method.info.streams_arguments) {
+        Some(id) => with_upload(&gateway, &method, said, (body, id), place).await,
+        None => whole(&gateway, method, said, body, place).await,
+    }
+}
+
+/// A method whose arguments are in the body as a whole.
+async fn whole(
+    gateway: &Gateway,
+    mut method: Arc<Method>,
+    said: Said,
+    body: HttpBody,
+    place: OwnedSemaphorePermit,
+) -> Response {
+    let read = tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, gateway.max_body)).await;
+    let body = match read {
+        Ok(Ok(body)) => body,
+        Ok(Err(_)) => {
+            let text = format!("the body is longer than {} bytes, or broke off", gateway.max_body);
+            return refusal(StatusCode::PAYLOAD_TOO_LARGE, text);
+        }
+        Err(_) => return refusal(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
+    };
+    let mut is_first = true;
+    loop {
+        let arguments = match arguments(method.parts, &body) {
+            Ok(arguments) => arguments,
+            Err(text) => return refusal(StatusCode::BAD_REQUEST, text),
+        };
+        let failed = if method.info.streams_results {
+            match open(gateway, &method, &said, &arguments, NoUpload::default()).await {
+                Ok(items) => return streamed(method.parts, items, said.wants_events, place),
+                Err(error) => (error, method.parts.refusal),
+            }
+        } else {
+            let call = gateway.target.channel.call(method.descriptor, &arguments, reply);
+            match with_options!(call, said).await {
+                Ok(body) => return answer(method.parts, body),
+                Err(error) => (error, method.parts.error),
+            }
+        };
+        // No handler ran. If the server has other types by now, they are read anew.
+        if is_first && may_have_other_types(&failed.0) {
+            is_first = false;
+            if let Some(now) = gateway.catalog.again(&gateway.target, &method).await {
+                method = now;
+                continue;
+            }
+        }
+        return failed_call(method.parts, failed);
+    }
+}
+
+/// A method with a stream of arguments: a line with the other arguments, then one for each item.
+async fn with_upload(
+    gateway: &Gateway,
+    method: &Method,
+    said: Said,
+    (body, id): (HttpBody, Id),
+    place: OwnedSemaphorePermit,
+) -> Response {
+    let parts = method.parts;
+    let mut lines = lines(body, gateway.max_body);
+    let first = match lines.next().await {
+        Some(Ok(line)) => line,
+        Some(Err(text)) => return refusal(StatusCode::BAD_REQUEST, text),
+        None => Bytes::from_static(b"{}"),
+    };
+    let arguments = match arguments(parts, &first) {
+        Ok(arguments) => arguments,
+        Err(text) => return refusal(StatusCode::BAD_REQUEST, format!("line 1: {text}")),
+    };
+    let items = lines.enumerate().map(move |(at, line)| {
+        let value = line.and_then(|line| {
+            let json: Value = serde_json::from_slice(&line).map_err(|error| error.to_string())?;
+            read(&parts.schema, id, &json, "item")
+        });
+        value.map_err(|why| Status::invalid_argument(format!("line {}: {why}", at + 2)))
+    });
+    let upload = Upload::new(items, |item: Data, encoder| encoder.put(item));
+    let failed = if method.info.streams_results {
+        match open(gateway, method, &said, &arguments, upload).await {
+            Ok(items) => return streamed(parts, items, said.wants_events, place),
+            Err(error) => (error, parts.refusal),
+        }
+    } else {
+        let channel = &gateway.target.channel;
+        let call = channel.call_upload(method.descriptor, &arguments, upload, reply);
+        match with_options!(call, said).await {
+            Ok(body) => return answer(parts, body),
+            Err(error) => (error, parts.error),
+        }
+    };
+    if may_have_other_types(&failed.0) {
+        // For the next request: the items of this one are gone.
+        gateway.catalog.again(&gateway.target, method).await;
+    }
+    failed_call(parts, failed)
+}
+
+async fn open<U: Pump>(
+    gateway: &Gateway,
+    method: &Method,
+    said: &Said,
+    arguments: &Data,
+    upload: U,
+) -> Result<Streaming<Body, Body, Failure, U>, Failure> {
+    let decoders = StreamDecoders::new(item, reply, accepted);
+    let channel = &gateway.target.channel;
+    let call = channel.call_stream(method.descriptor, arguments, upload, decoders);
+    with_options!(call, said).await
+}
+
+fn may_have_other_types(error: &Failure) -> bool {
+    matches!(error, CallError::Status(status) if status.code() == Code::FailedPrecondition)
+}
+
+fn answer(parts: &Parts, mut body: Body) -> Response {
+    let metadata = std::mem::take(&mut body.metadata);
+    let value = match parts.result {
+        Some(id) => body.decode(&parts.schema, id),
+        None => Ok(Value::Null),
+    };
+    let mut response = match value {
+        Ok(value) => with_json(StatusCode::OK, &value),
+        Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")),
+    };
+    headers(&metadata, response.headers_mut());
+    response
+}
+
+fn failed_call(parts: &Parts, (error, own): (Failure, Option<Id>)) -> Response {
+    let metadata = match &error {
+        CallError::Status(status) => status.metadata().clone(),
+        CallError::User(body) => body.metadata.clone(),
+    };
+    let (status, error) = failure(parts, own, error);
+    let mut response = with_json(status, &json!({ "error": error }));
+    headers(&metadata, response.headers_mut());
+    response
+}
+
+/// The items of a stream as lines or events. The call ends when nobody reads them any more.
+fn streamed<U>(
+    parts: &'static Parts,
+    items: Streaming<Body, Body, Failure, U>,
+    wants_events: bool,
+    place: OwnedSemaphorePermit,
+) -> Response
+where
+    U: Pump + Send + 'static,
+{
+    let pieces = unfold(Some((items, place)), move |open| async move {
+        let (mut items, place) = open?;
+        let (kind, value, open) = match items.try_next().await {
+            Ok(Some(body)) => match decoded(parts, body, parts.item) {
+                Ok(value) => ("item", value, Some((items, place))),
+                Err(error) => ("error", error, None),
+            },
+            Ok(None) => match items.finish().await {
+                Ok(_) if parts.result.is_none() => ("result", Value::Null, None),
+                Ok(end) => match decoded(parts, end, parts.result) {
+                    Ok(value) => ("result", value, None),
+                    Err(error) => ("error", error, None),
+                },
+                Err(error) => ("error", failure(parts, parts.error, error).1, None),
+            },
+            Err(error) => ("error", failure(parts, parts.error, error).1, None),
+        };
+        let text = match (wants_events, kind) {
+            (false, kind) => format!("{}\n", json!({ kind: value })),
+            (true, "item") => format!("data: {value}\n\n"),
+            (true, kind) => format!("event: {kind}\ndata: {value}\n\n"),
+        };
+        Some((Ok::<_, std::convert::Infallible>(text), open))
+    });
+    let content_type = if wants_events { EVENTS } else { LINES };
+    with_body(StatusCode::OK, content_type, HttpBody::from_stream(pieces))
+}
+
+fn decoded(parts: &Parts, body: Body, id: Option<Id>) -> Result<Value, Value> {
+    let wrong = |text: String| json!({ "code": "Internal", "message": text });
+    match id {
+        Some(id) => body.decode(&parts.schema, id).map_err(|error| wrong(format!("{error:#}"))),
+        None => Err(wrong("the server does not describe the type of what it sent".to_owned())),
+    }
+}
+
+fn arguments(parts: &Parts, json: &[u8]) -> Result<Data, String> {
+    let json = if json.trim_ascii().is_empty() { b"{}" } else { json };
+    let json: Value = serde_json::from_slice(json).map_err(|error| format!("no JSON: {error}"))?;
+    let arguments: Vec<_> = parts.schema.arguments().collect();
+    read_arguments(&parts.schema, &arguments, &json)
+}
+
+/// A body that is read by lines.
+struct Reader {
+    body: Pin<Box<BodyDataStream>>,
+    kept: Vec<u8>,
+    is_over: bool,
+}
+
+impl Reader {
+    fn ended(self) -> Self {
+        Self { kept: Vec::new(), is_over: true, ..self }
+    }
+}
+
+/// The lines of a body, without empty ones.
+fn lines(body: HttpBody, longest: usize) -> Lines {
+    let reader =
+        Reader { body: Box::pin(body.into_data_stream()), kept: Vec::new(), is_over: false };
+    let lines = unfold(reader, move |mut reader| async move {
+        let mut searched = 0;
+        loop {
+            let found = reader.kept[searched..].iter().position(|byte| *byte == b'\n');
+            let end = found.map_or(reader.kept.len(), |at| searched + at);
+            if end > longest {
+                let text = format!("a line is longer than {longest} bytes");
+                return Some((Err(text), reader.ended()));
+            }
+            if found.is_none() && !reader.is_over {
+                searched = end;
+                match reader.body.next().await {
+                    Some(Ok(more)) => reader.kept.extend_from_slice(&more),
+                    Some(Err(error)) => {
+                        let text = format!("the body broke off: {error}");
+                        return Some((Err(text), reader.ended()));
+                    }
+                    None => reader.is_over = true,
+                }
+                continue;
+            }
+            if reader.kept.is_empty() {
+                return None;
+            }
+            let rest = reader.kept.split_off((end + 1).min(reader.kept.len()));
+            let line = std::mem::replace(&mut reader.kept, rest);
+            searched = 0;
+            let line = line.trim_ascii();
+            if !line.is_empty() {
+                return Some((Ok(Bytes::copy_from_slice(line)), reader));
+            }
+        }
+    });
+    // The first line is read apart from the others.
+    lines.fuse().boxed()
+}
+
+/// Reads the headers of a request.
+fn said(
+    headers: &HeaderMap,
+    timeout: Option<Duration>,
+    streams: bool,
+) -> Result<Said, Box<Response>> {
+    let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let content_type = text(header::CONTENT_TYPE).unwrap_or_default();
+    let content_type = content_type.split(';').next().unwrap_or_default().trim();
+    let expected: &[&str] =
+        if streams { &[LINES, "application/json"] } else { &["application/json"] };
+    if !expected.iter().any(|it| content_type.eq_ignore_ascii_case(it)) {
+        let text =
+            format!("the content type must be {} (curl --json sets it)", expected.join(" or "));
+        return Err(Box::new(refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, text)));
+    }
+    let wants_events = text(header::ACCEPT).is_some_and(|accept| accept.contains(EVENTS));
+    let mut said = Said { timeout, metadata: Vec::new(), wants_events };
+    let bad = |text: String| Box::new(refusal(StatusCode::BAD_REQUEST, text));
+    for (name, value) in headers {
+        let name = name.as_str();
+        if name == TIMEOUT {
+            let millis = value.to_str().ok().and_then(|text| text.parse().ok());
+            let millis = millis
+                .ok_or_else(|| bad(format!("{TIMEOUT} must be a whole number of milliseconds")))?;
+            said.timeout = Some(Duration::from_millis(millis));
+        }
+        let name =
+            if name == header::AUTHORIZATION { Some(name) } else { name.strip_prefix(METADATA) };
+        let Some(name) = name else { continue };
+        let value = Bytes::copy_from_slice(value.as_bytes());
+        let check = rpc_core::Metadata::new().insert(name, value.clone());
+        check.map_err(|error| bad(format!("the header {name}: {error}")))?;
+        said.metadata.push((name.to_owned(), value));
+    }
+    Ok(said)
+}
