@@ -7,9 +7,8 @@
 //! Rules, as calls follow them:
 //!
 //! - Equal types need nothing. Aliases and defaults are no part of them.
-//! - Unary calls with other types are read by a [`Plan`]: the server reads the arguments, and the
-//!   client reads the result and the error.
-//! - Calls with streams must have equal types and an equal signature.
+//! - Other types are read by a [`Plan`]: the server reads the arguments and their items, and the
+//!   client reads items, the result and errors.
 //! - Another kind of call or another version fits nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +16,7 @@ use std::fmt;
 
 use crate::plan::{Plan, Problem, UNKNOWN_VARIANT};
 use crate::schema::{Absent, Field, Flaw, Id, Root, Schema, Type};
-use crate::services::{Kind, Method, Services};
+use crate::services::{Method, Services};
 
 /// The longest schema that ends exchange, bytes.
 const MAX_SCHEMA_BYTES: usize = 16 << 10;
@@ -154,21 +153,8 @@ fn pair(client: &Method, server: &Method) -> Outcome {
     let is_described = has_types(client) && has_types(server);
     let has_equal_types = plain(&client.schema) == plain(&server.schema);
     let has_equal_names = client.signature == server.signature;
-    if has_equal_types && (has_equal_names || client.kind == Kind::Unary && is_described) {
+    if has_equal_types && (has_equal_names || is_described) {
         return Outcome::default();
-    }
-    if client.kind != Kind::Unary {
-        return Outcome::broken(format!(
-            "a method with a stream must have equal types at both ends today, and {}: give the \
-             changed types a method with a new name",
-            match has_equal_types {
-                true => format!(
-                    "its signature is `{}` at the client and `{}` at the server",
-                    client.signature, server.signature
-                ),
-                false => "its types differ".to_owned(),
-            }
-        ));
     }
     if !is_described {
         return Outcome::broken("its types are not described, so they must be equal");
@@ -200,35 +186,43 @@ fn resolved(client: &Schema, server: &Schema) -> Outcome {
             return Outcome::broken(format!("its arguments cannot be read by name: {flaw}"));
         }
     }
-    match (server.root(&Root::Result), client.root(&Root::Result)) {
-        (_, None) => {}
-        (None, Some(_)) => {
-            outcome
-                .problems
-                .extend(Outcome::broken("the server does not describe its result").problems);
-        }
-        (Some(written), Some(read)) => {
-            outcome.add(Root::Result.name(), Plan::new(server, written, client, read));
-        }
-    }
-    let error = Root::Error;
-    match (server.root(&error), client.root(&error)) {
-        (Some(written), Some(read)) => {
-            match Plan::new(server, written, client, read) {
-                // An error that cannot be read is still an error.
-                Err(problems) => outcome.notes.extend(problems.into_iter().map(|it| Problem {
-                    path: format!("{}{}", error.name(), it.path),
-                    what: format!("{}; it arrives as a `Status` of code `Unknown`", it.what),
-                })),
-                plan => outcome.add(error.name(), plan),
+    // Who writes, who reads.
+    let values = [
+        (Root::SentItem, (client, "client"), server),
+        (Root::Item, (server, "server"), client),
+        (Root::Result, (server, "server"), client),
+    ];
+    for (root, (writer, name), reader) in values {
+        match (writer.root(&root), reader.root(&root)) {
+            (_, None) => {}
+            (None, Some(_)) => {
+                let text = format!("the {name} does not describe its {}", root.name());
+                outcome.problems.extend(Outcome::broken(text).problems);
+            }
+            (Some(written), Some(read)) => {
+                outcome.add(root.name(), Plan::new(writer, written, reader, read));
             }
         }
-        (Some(_), None) => outcome.notes.push(Problem {
-            path: error.name().to_owned(),
-            what: "the client has no such type; it arrives as a `Status` of code `Unknown`"
-                .to_owned(),
-        }),
-        (None, _) => {}
+    }
+    for error in [Root::Error, Root::Refusal] {
+        match (server.root(&error), client.root(&error)) {
+            (Some(written), Some(read)) => {
+                match Plan::new(server, written, client, read) {
+                    // An error that cannot be read is still an error.
+                    Err(problems) => outcome.notes.extend(problems.into_iter().map(|it| Problem {
+                        path: format!("{}{}", error.name(), it.path),
+                        what: format!("{}; it arrives as a `Status` of code `Unknown`", it.what),
+                    })),
+                    plan => outcome.add(error.name(), plan),
+                }
+            }
+            (Some(_), None) => outcome.notes.push(Problem {
+                path: error.name().to_owned(),
+                what: "the client has no such type; it arrives as a `Status` of code `Unknown`"
+                    .to_owned(),
+            }),
+            (None, _) => {}
+        }
     }
     outcome
 }
@@ -302,6 +296,7 @@ fn plain(schema: &Schema) -> Schema {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::services::Kind;
 
     fn services(kind: Kind, signature: &str, schema: &str) -> Services {
         let mut services = Services::default();
@@ -414,21 +409,36 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_needs_equal_types_and_names() {
-        let stream = |signature: &str, schema| services(Kind::Items, signature, schema);
-        let old = stream("() -> stream Item", "item: #0\n#0 struct { id: #1 }\n#1 u32\n");
-        let new = "item: #0\n#0 struct { id: #1, size?: #1 }\n#1 u32\n";
-        let change = one(&old, &stream("() -> stream Item", new));
-        assert!(!change.old_client.works() && !change.new_client.works());
-        assert!(change.to_string().contains("a method with a stream must have equal types"));
-        let new = "item: #0\n#0 struct deny { id | key?: #1 }\n#1 u32\n";
-        assert!(!one(&old, &stream("() -> stream Item", new)).is_break(), "no other bytes");
-        let renamed = one(&old, &stream("() -> stream Thing", new)).to_string();
-        assert!(renamed.contains("`() -> stream Thing` at the server"), "{renamed}");
+    fn each_end_reads_the_items_of_the_other() {
+        let stream = |kind, signature: &str, schema: String| services(kind, signature, &schema);
+        let types = |root: &str, fields: &str| {
+            format!("{root}: #0\n#0 struct {{ {fields} }}\n#1 u32\n#2 str\n")
+        };
+        let lacks = "the writer has no field `size`: give it `#[serde(default)]`";
+        let (items, sent) = ("() -> stream Item", "(stream Item) -> ()");
+        for (kind, signature, root) in
+            [(Kind::Items, items, "item"), (Kind::SentItems, sent, "sent item")]
+        {
+            let old = stream(kind, signature, types(root, "id: #1, name: #2"));
+            let new = stream(kind, signature, types(root, "id: #1, name: #2, size?: #1"));
+            assert!(!one(&old, &new).is_break());
+            let new = stream(kind, signature, types(root, "id: #1, name: #2, size: #1"));
+            let change = one(&old, &new);
+            let (breaks, works) = match kind {
+                Kind::Items => (&change.new_client, &change.old_client),
+                _ => (&change.old_client, &change.new_client),
+            };
+            assert!(works.works(), "{change}");
+            assert_outcome(breaks, &[&format!("`{root}`: {lacks}")], &[]);
+        }
+        // Names of types do not count.
+        let old = stream(Kind::Items, "() -> stream Item", types("item", "id: #1, name: #2"));
+        let new = stream(Kind::Items, "() -> stream Thing", types("item", "id: #1, name: #2"));
+        assert!(!one(&old, &new).is_break());
     }
 
     #[test]
-    fn names_of_types_count_only_in_streams() {
+    fn kinds_and_versions_have_to_be_equal() {
         let types = "argument a: #0\n#0 u32\n";
         let unary = |signature: &str| services(Kind::Unary, signature, types);
         assert!(!one(&unary("(A) -> ()"), &unary("(B) -> ()")).is_break());
