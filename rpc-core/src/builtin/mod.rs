@@ -6,6 +6,7 @@
 
 pub mod health;
 pub mod reflect;
+mod schema_file;
 
 use std::sync::{Arc, OnceLock};
 

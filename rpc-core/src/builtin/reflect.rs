@@ -40,6 +40,7 @@ use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 
+pub use super::schema_file::{SchemaError, check_schema};
 use crate::service::{MethodDescriptor, ServiceDescriptor};
 use crate::stats::handle::WeakStatsHandle;
 use crate::stats::{ConnectionStats, Histogram, MethodStats, ServerStats};
