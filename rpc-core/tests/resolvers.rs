@@ -224,3 +224,17 @@ async fn a_resolver_that_hangs_holds_no_channel() {
         () = patience => panic!("it is held"),
     }
 }
+
+/// Regression: the answer came while a call looked for end points, and the call failed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn first_calls_wait_for_the_first_answer() {
+    let _watchdog = Watchdog::start("first calls of channels");
+    serve("mem://resolvers-first").await;
+    // Not in tasks: the resolver is asked by another worker meanwhile.
+    for _ in 0..1000 {
+        let known = Later::new("mem://resolvers-first");
+        known.knows.store(true, Ordering::SeqCst);
+        let channel = Channel::builder().connect_balanced(known).unwrap();
+        CounterClient::new(channel).count().await.unwrap();
+    }
+}

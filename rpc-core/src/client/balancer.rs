@@ -220,6 +220,10 @@ impl Balancer {
         if may_come || self.waits_for_names(members.is_empty(), wait_for_ready, since) {
             return Found::Wait;
         }
+        if members.is_empty() && !self.members.load().is_empty() {
+            // The answer came meanwhile, so nobody asks any more.
+            return self.find(wait_for_ready, since);
+        }
         Found::Failing(self.failing(&failing))
     }
 
