@@ -67,55 +67,54 @@ pub(crate) async fn call(
     };
     match method.parts.sent_item.filter(|_| method.info.streams_arguments) {
         Some(id) => with_upload(&gateway, &method, said, (body, id), place).await,
-        None => whole(&gateway, method, said, body, place).await,
+        None => whole(&gateway, &method, said, body, place).await,
     }
 }
 
 /// A method whose arguments are in the body as a whole.
 async fn whole(
     gateway: &Gateway,
-    mut method: Arc<Method>,
+    method: &Method,
     said: Said,
     body: HttpBody,
     place: OwnedSemaphorePermit,
 ) -> Response {
-    let read = tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, gateway.max_body)).await;
-    let body = match read {
-        Ok(Ok(body)) => body,
-        Ok(Err(_)) => {
+    let parts = method.parts;
+    let body = match in_time(&said, to_bytes(body, gateway.max_body)).await {
+        Some(Ok(body)) => body,
+        Some(Err(_)) => {
             let text = format!("the body is longer than {} bytes, or broke off", gateway.max_body);
             return refusal(StatusCode::PAYLOAD_TOO_LARGE, text);
         }
-        Err(_) => return refusal(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
+        None => return too_late(),
     };
-    let mut is_first = true;
-    loop {
-        let arguments = match arguments(method.parts, &body) {
-            Ok(arguments) => arguments,
-            Err(text) => return refusal(StatusCode::BAD_REQUEST, text),
-        };
-        let failed = if method.info.streams_results {
-            match open(gateway, &method, &said, &arguments, NoUpload::default()).await {
-                Ok(items) => return streamed(method.parts, items, said.wants_events, place),
-                Err(error) => (error, method.parts.refusal),
-            }
-        } else {
-            let call = gateway.target.channel.call(method.descriptor, &arguments, reply);
-            match with_options!(call, said).await {
-                Ok(body) => return answer(method.parts, body),
-                Err(error) => (error, method.parts.error),
-            }
-        };
-        // No handler ran. If the server has other types by now, they are read anew.
-        if is_first && may_have_other_types(&failed.0) {
-            is_first = false;
-            if let Some(now) = gateway.catalog.again(&gateway.target, &method).await {
-                method = now;
-                continue;
-            }
+    let arguments = match arguments(parts, &body) {
+        Ok(arguments) => arguments,
+        Err(text) => return refusal(StatusCode::BAD_REQUEST, text),
+    };
+    let failed = if method.info.streams_results {
+        match open(gateway, method, &said, &arguments, NoUpload::default()).await {
+            Ok(items) => return streamed(parts, items, said.wants_events, place),
+            Err(error) => (error, parts.refusal),
         }
-        return failed_call(method.parts, failed);
-    }
+    } else {
+        let call = gateway.target.channel.call(method.descriptor, &arguments, reply);
+        match with_options!(call, said).await {
+            Ok(body) => return answer(parts, body),
+            Err(error) => (error, parts.error),
+        }
+    };
+    failed_call(gateway, method, failed).await
+}
+
+/// What arrives within the time of the call, and of a body. `None`: it did not.
+async fn in_time<T>(said: &Said, what: impl Future<Output = T>) -> Option<T> {
+    let limit = said.timeout.map_or(BODY_TIMEOUT, |timeout| timeout.min(BODY_TIMEOUT));
+    tokio::time::timeout(limit, what).await.ok()
+}
+
+fn too_late() -> Response {
+    refusal(StatusCode::REQUEST_TIMEOUT, "the request did not arrive in time")
 }
 
 /// A method with a stream of arguments: a line with the other arguments, then one for each item.
@@ -128,10 +127,11 @@ async fn with_upload(
 ) -> Response {
     let parts = method.parts;
     let mut lines = lines(body, gateway.max_body);
-    let first = match lines.next().await {
-        Some(Ok(line)) => line,
-        Some(Err(text)) => return refusal(StatusCode::BAD_REQUEST, text),
-        None => Bytes::from_static(b"{}"),
+    let first = match in_time(&said, lines.next()).await {
+        Some(Some(Ok(line))) => line,
+        Some(Some(Err(text))) => return refusal(StatusCode::BAD_REQUEST, text),
+        Some(None) => Bytes::from_static(b"{}"),
+        None => return too_late(),
     };
     let arguments = match arguments(parts, &first) {
         Ok(arguments) => arguments,
@@ -158,11 +158,7 @@ async fn with_upload(
             Err(error) => (error, parts.error),
         }
     };
-    if may_have_other_types(&failed.0) {
-        // For the next request: the items of this one are gone.
-        gateway.catalog.again(&gateway.target, method).await;
-    }
-    failed_call(parts, failed)
+    failed_call(gateway, method, failed).await
 }
 
 async fn open<U: Pump>(
@@ -176,10 +172,6 @@ async fn open<U: Pump>(
     let channel = &gateway.target.channel;
     let call = channel.call_stream(method.descriptor, arguments, upload, decoders);
     with_options!(call, said).await
-}
-
-fn may_have_other_types(error: &Failure) -> bool {
-    matches!(error, CallError::Status(status) if status.code() == Code::FailedPrecondition)
 }
 
 fn answer(parts: &Parts, mut body: Body) -> Response {
@@ -196,12 +188,24 @@ fn answer(parts: &Parts, mut body: Body) -> Response {
     response
 }
 
-fn failed_call(parts: &Parts, (error, own): (Failure, Option<Id>)) -> Response {
+async fn failed_call(
+    gateway: &Gateway,
+    method: &Method,
+    (error, own): (Failure, Option<Id>),
+) -> Response {
+    let may_have_other_types = matches!(
+        &error,
+        CallError::Status(status) if status.code() == Code::FailedPrecondition
+    );
+    if may_have_other_types {
+        // For the next request. This one is not sent again: the code may be that of a handler.
+        gateway.catalog.again(&gateway.target, method).await;
+    }
     let metadata = match &error {
         CallError::Status(status) => status.metadata().clone(),
         CallError::User(body) => body.metadata.clone(),
     };
-    let (status, error) = failure(parts, own, error);
+    let (status, error) = failure(method.parts, own, error);
     let mut response = with_json(status, &json!({ "error": error }));
     headers(&metadata, response.headers_mut());
     response

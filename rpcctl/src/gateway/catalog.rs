@@ -80,13 +80,12 @@ impl Catalog {
         self.learn(target, info, &mut searches).await
     }
 
-    /// Looks a method up again that a call was refused of. `None`: its types have not changed.
-    pub(crate) async fn again(&self, target: &Target, old: &Method) -> Option<Arc<Method>> {
+    /// Looks a method up again that a call was refused of.
+    pub(crate) async fn again(&self, target: &Target, old: &Method) {
         let mut searches = self.searches.lock().await;
-        let info = target.method(&old.info.name).await.ok()?;
-        match &*self.learn(target, info, &mut searches).await.ok()? {
-            Entry::Callable(now) if now.lines != old.lines => Some(Arc::clone(now)),
-            _ => None,
+        // What is not found stays as it was known.
+        if let Ok(info) = target.method(&old.info.name).await {
+            let _ = self.learn(target, info, &mut searches).await;
         }
     }
 

@@ -11,8 +11,8 @@
 //! Invariants:
 //! 1. At most [`MOST_CONNECTIONS`] connections are open, and `--max-requests` requests in progress.
 //! 2. A request head is complete within [`HEAD_TIMEOUT`] and has at most [`MOST_HEAD_BYTES`]; a
-//!    body that is read whole is complete within [`BODY_TIMEOUT`]. No body or line is longer than
-//!    `--max-body`.
+//!    body that is read whole, or the first line of a stream, is complete within [`BODY_TIMEOUT`],
+//!    and within the time of its call. No body or line is longer than `--max-body`.
 //! 3. A page of a browser cannot call: requests need a content type that makes the browser ask
 //!    first, and at loopback a host that names this machine.
 
@@ -151,7 +151,7 @@ impl Gateway {
             (&Verb::GET, "/") => self.list(),
             (&Verb::GET, "/healthz") => self.health(),
             (&Verb::GET, "/openapi.json") => self.openapi(),
-            (&Verb::POST, path) => match path[1..].split_once('/') {
+            (&Verb::POST, path) => match path.strip_prefix('/').and_then(|it| it.split_once('/')) {
                 Some((service, method)) if !service.is_empty() && !method.contains('/') => {
                     self.post(&format!("{service}.{method}"), request).await
                 }
@@ -181,7 +181,13 @@ impl Gateway {
                 calls::call(Arc::clone(self), Arc::clone(method), request, place).await
             }
             Ok(Entry::Unusable(why)) => refusal(StatusCode::NOT_IMPLEMENTED, why.as_str()),
-            Err(error) => refusal(StatusCode::NOT_FOUND, format!("{error:#}")),
+            Err(error) => {
+                let status = match self.target.channel.state() {
+                    ConnectivityState::Ready => StatusCode::NOT_FOUND,
+                    _ => StatusCode::SERVICE_UNAVAILABLE,
+                };
+                refusal(status, format!("{error:#}"))
+            }
         }
     }
 
