@@ -25,90 +25,58 @@ use crate::bulk::Bulk;
 use crate::bulk::handoff::{self, Handed};
 use crate::wire::Parts;
 
-/// How byte strings are taken out of a message.
+/// How byte strings are taken out of a message. Without a tail the format takes them itself.
 pub(super) trait Source<'de>: Copy {
     /// Whether the format describes its values.
     const HAS_NAMES: bool = false;
 
     /// A string, borrowed.
+    #[inline]
     fn text<D: Deserializer<'de>, V: Visitor<'de>>(
         self,
         format: D,
         visitor: V,
-    ) -> Result<V::Value, D::Error>;
+    ) -> Result<V::Value, D::Error> {
+        format.deserialize_str(visitor)
+    }
 
     /// Bytes, borrowed if possible.
+    #[inline]
     fn bytes<D: Deserializer<'de>, V: Visitor<'de>>(
         self,
         format: D,
         visitor: V,
-    ) -> Result<V::Value, D::Error>;
+    ) -> Result<V::Value, D::Error> {
+        format.deserialize_bytes(visitor)
+    }
 
     /// Bytes for an owner.
+    // Borrowed even then: formats allocate for an announced length before checking it.
+    #[inline]
     fn owned_bytes<D: Deserializer<'de>, V: Visitor<'de>>(
         self,
         format: D,
         visitor: V,
-    ) -> Result<V::Value, D::Error>;
+    ) -> Result<V::Value, D::Error> {
+        format.deserialize_bytes(visitor)
+    }
 
     /// Bytes for a [`Bulk`], whose visitor finds a part in [`handoff`].
+    #[inline]
     fn bulk<D: Deserializer<'de>, V: Visitor<'de>>(
         self,
         format: D,
         visitor: V,
-    ) -> Result<V::Value, D::Error>;
-}
-
-/// A body without a tail: the format takes its byte strings itself.
-macro_rules! bodies {
-    () => {
-        #[inline]
-        fn text<D: Deserializer<'de>, V: Visitor<'de>>(
-            self,
-            format: D,
-            visitor: V,
-        ) -> Result<V::Value, D::Error> {
-            format.deserialize_str(visitor)
-        }
-
-        #[inline]
-        fn bytes<D: Deserializer<'de>, V: Visitor<'de>>(
-            self,
-            format: D,
-            visitor: V,
-        ) -> Result<V::Value, D::Error> {
-            format.deserialize_bytes(visitor)
-        }
-
-        // Borrowed even when the type owns its bytes: formats allocate for an announced length
-        // before checking it.
-        #[inline]
-        fn owned_bytes<D: Deserializer<'de>, V: Visitor<'de>>(
-            self,
-            format: D,
-            visitor: V,
-        ) -> Result<V::Value, D::Error> {
-            format.deserialize_bytes(visitor)
-        }
-
-        #[inline]
-        fn bulk<D: Deserializer<'de>, V: Visitor<'de>>(
-            self,
-            format: D,
-            visitor: V,
-        ) -> Result<V::Value, D::Error> {
-            format.deserialize_bytes(visitor)
-        }
-    };
+    ) -> Result<V::Value, D::Error> {
+        format.deserialize_bytes(visitor)
+    }
 }
 
 /// A message without a tail.
 #[derive(Clone, Copy)]
 pub(super) struct Plain;
 
-impl<'de> Source<'de> for Plain {
-    bodies!();
-}
+impl Source<'_> for Plain {}
 
 /// A message that describes its values, without a tail.
 #[cfg(feature = "msgpack")]
@@ -116,11 +84,10 @@ impl<'de> Source<'de> for Plain {
 pub(super) struct Named;
 
 #[cfg(feature = "msgpack")]
-impl<'de> Source<'de> for Named {
+impl Source<'_> for Named {
     const HAS_NAMES: bool = true;
-
-    bodies!();
 }
+
 /// The tail of the message being decoded.
 #[derive(Debug)]
 pub enum Tail<'de> {
