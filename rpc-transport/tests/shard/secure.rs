@@ -226,35 +226,40 @@ fn a_server_may_send_right_behind_unlocked() {
     });
 }
 
+/// What a client learns of a server that closes as soon as it has accepted.
+async fn why_closed_at_once(wire: &'static str, ours: &Security, theirs: &Security) -> String {
+    let mut world = World::new(wire).await;
+    let [near, far] = probes();
+    let record = near.record();
+    let connect = connect(&world.near, &world.address, near, Some(ours), PATIENCE);
+    let accept = async {
+        let accepted = accept(&world.far, &mut *world.listener, far, Some(theirs)).await;
+        let key = accepted.unwrap().key;
+        world.far.close(key, CloseReason::new(CloseCode::ShuttingDown, "for the night"));
+        key
+    };
+    let (connected, key) = tokio::join!(connect, accept);
+    let why = match connected {
+        Ok(connected) => {
+            let (shard, key) = (Arc::clone(&world.near), connected.key);
+            let end = End { shard, key, record };
+            let cause = end.cause().await.to_string();
+            end.leave().await;
+            cause
+        }
+        Err(error) => error.to_string(),
+    };
+    world.far.release(key);
+    world.end().await;
+    why
+}
+
 #[test]
 fn a_server_that_closes_at_once_says_why() {
     run("closed at once", async {
         for wire in WIRES.repeat(20) {
-            let mut world = World::new(wire).await;
-            let [near, far] = probes();
-            let record = near.record();
-            let (ours, theirs) = (client(), server());
-            let connect = connect(&world.near, &world.address, near, Some(&ours), PATIENCE);
-            let accept = async {
-                let accepted = accept(&world.far, &mut *world.listener, far, Some(&theirs)).await;
-                let key = accepted.unwrap().key;
-                world.far.close(key, CloseReason::new(CloseCode::ShuttingDown, "for the night"));
-                key
-            };
-            let (connected, key) = tokio::join!(connect, accept);
-            let why = match connected {
-                Ok(connected) => {
-                    let (shard, key) = (Arc::clone(&world.near), connected.key);
-                    let end = End { shard, key, record };
-                    let cause = end.cause().await.to_string();
-                    end.leave().await;
-                    cause
-                }
-                Err(error) => error.to_string(),
-            };
+            let why = why_closed_at_once(wire, &client(), &server()).await;
             assert!(why.contains("ShuttingDown: for the night"), "{wire}: {why}");
-            world.far.release(key);
-            world.end().await;
         }
     });
 }

@@ -17,12 +17,12 @@ use rpc_transport::protocol::lock::{Protection, REKEY_FRAMES, Sealer, TAG_BYTES}
 
 use super::strangers::RawClient;
 use super::tap::Tap;
-use super::{World, accept, client, connect, probes, server, with};
+use super::{World, accept, client, probes, server, why_closed_at_once, with};
 use crate::parts::{send, shared};
 use crate::probe::{Habit, Probe};
 use crate::random::{PrintSeed, Random, variable};
 use crate::raw::Raw;
-use crate::world::{End, PATIENCE, pattern, run};
+use crate::world::{End, pattern, run};
 
 /// Both ends insist on this.
 fn insisting(protection: Protection) -> [Security; 2] {
@@ -420,31 +420,9 @@ fn sealed_frames_may_come_right_behind_unlocked() {
 fn a_sealed_close_right_away_says_why() {
     run("sealed close", async {
         for _ in 0..30 {
-            let mut world = World::new("tcp").await;
-            let [near, far] = probes();
-            let record = near.record();
             let [ours, theirs] = sealing();
-            let connect = connect(&world.near, &world.address, near, Some(&ours), PATIENCE);
-            let accept = async {
-                let accepted = accept(&world.far, &mut *world.listener, far, Some(&theirs)).await;
-                let key = accepted.unwrap().key;
-                world.far.close(key, CloseReason::new(CloseCode::ShuttingDown, "for the night"));
-                key
-            };
-            let (connected, key) = tokio::join!(connect, accept);
-            let why = match connected {
-                Ok(connected) => {
-                    let (shard, key) = (Arc::clone(&world.near), connected.key);
-                    let end = End { shard, key, record };
-                    let cause = end.cause().await.to_string();
-                    end.leave().await;
-                    cause
-                }
-                Err(error) => error.to_string(),
-            };
+            let why = why_closed_at_once("tcp", &ours, &theirs).await;
             assert!(why.contains("ShuttingDown: for the night"), "{why}");
-            world.far.release(key);
-            world.end().await;
         }
     });
 }
