@@ -39,6 +39,19 @@ async fn a_dead_member_is_passed_over() {
     }
 }
 
+/// Follows the servers of a user over a restart.
+async fn survives_a_restart(etcd: &mut process::Etcd, resolver: &Etcd) {
+    let mut watched = Watched::new(resolver);
+    watched.until(&[A]).await;
+    // Tokens are in the memory of etcd alone: after a restart it knows none of them.
+    etcd.kill();
+    watched.until_error().await;
+    etcd.restart();
+    watched.until(&[A]).await;
+    etcd.ctl(&["--user", "root:s3cret", "put", "/rpc/kv/b", r#"{"address":"tcp://10.0.0.2:7"}"#]);
+    watched.until(&[A, B]).await;
+}
+
 #[tokio::test]
 async fn a_user_gets_a_new_token_when_needed() {
     let _watchdog = Watchdog::start("a user of etcd");
@@ -52,15 +65,7 @@ async fn a_user_gets_a_new_token_when_needed() {
     let wrong = quick(&name).user("root", "guess").resolve().await.unwrap_err().to_string();
     assert!(wrong.contains("check the user") && !wrong.contains("guess"), "{wrong}");
     let resolver = quick(&name).user("root", "s3cret");
-    let mut watched = Watched::new(&resolver);
-    watched.until(&[A]).await;
-    // Tokens are in the memory of etcd alone: after a restart it knows none of them.
-    etcd.kill();
-    watched.until_error().await;
-    etcd.restart();
-    watched.until(&[A]).await;
-    etcd.ctl(&["--user", "root:s3cret", "put", "/rpc/kv/b", r#"{"address":"tcp://10.0.0.2:7"}"#]);
-    watched.until(&[A, B]).await;
+    survives_a_restart(&mut etcd, &resolver).await;
 }
 
 #[cfg(feature = "tls")]
@@ -100,14 +105,7 @@ async fn a_user_signs_in_over_tls() {
     assert!(clear.is_err(), "a password must not be sent in clear: {clear:?}");
     let resolver = resolver(right);
     assert_eq!(resolver.resolve().await.unwrap().len(), 1);
-    let mut watched = Watched::new(&resolver);
-    watched.until(&[A]).await;
-    etcd.kill();
-    watched.until_error().await;
-    etcd.restart();
-    watched.until(&[A]).await;
-    etcd.ctl(&["--user", "root:s3cret", "put", "/rpc/kv/b", r#"{"address":"tcp://10.0.0.2:7"}"#]);
-    watched.until(&[A, B]).await;
+    survives_a_restart(&mut etcd, &resolver).await;
 }
 
 #[cfg(feature = "tls")]
