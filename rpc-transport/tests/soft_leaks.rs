@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use rpc_transport::address::HostPort;
 use rpc_transport::device::soft;
-use rpc_transport::device::{Connector, Listener, Source};
+use rpc_transport::device::{Connector, Listener, RemoteSlice, SendOp, SendWr, Source};
 use rpc_transport::memory::region::Access;
 
 use fixture::*;
@@ -36,15 +36,22 @@ fn address_space_bytes() -> usize {
     pages * rustix::param::page_size()
 }
 
-/// One connection: a message each way, a WRITE, and the end in one of several ways.
+/// One connection: a message each way, a WRITE through a window, and the end in one of several
+/// ways.
 fn cycle(ends: (End, End), how: usize) {
     let (mut client, mut server) = ends;
-    let target = region(&server.pd, 4096, Access::REMOTE_WRITE, 0);
+    let target = region(&server.pd, 4096, Access::WINDOWS, 0);
+    let window = server.pd.window(&target).unwrap();
+    let source = Source::Window(window.clone());
+    server.post(&mut [SendWr { wr_id: 1, op: SendOp::Bind, signaled: true, source }]).unwrap();
+    while server.got.is_empty() {
+        server.pump();
+    }
     let source = client.filled(b"written");
-    let mut list =
-        [write(1, remote(&target, 0), source), send(2, true, Source::Inline(b"request"))];
+    let to = RemoteSlice { rkey: window.rkey(), ..remote(&target, 0) };
+    let mut list = [write(1, to, source), send(2, true, Source::Inline(b"request"))];
     client.post(&mut list).unwrap();
-    while server.got.is_empty() || client.got.len() < 2 {
+    while server.got.len() < 2 || client.got.len() < 2 {
         client.pump();
         server.pump();
     }

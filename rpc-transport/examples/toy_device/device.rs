@@ -158,7 +158,7 @@ fn write(to: RemoteSlice, domain: u64, bytes: &[u8]) -> Result<(), Status> {
 /// The bytes of a WR, if its memory belongs to the domain.
 fn bytes_of(source: &Source<'_>, domain: u64) -> Result<Vec<u8>, Status> {
     let (owner, bytes) = match source {
-        Source::Empty => (domain, Vec::new()),
+        Source::Empty | Source::Window(_) => (domain, Vec::new()),
         Source::Inline(bytes) => (domain, bytes.to_vec()),
         Source::InlineGather(a, b) => (domain, [*a, *b].concat()),
         Source::Buffer { buffer, start, len } => {

@@ -81,6 +81,8 @@ impl Capabilities {
     /// The RECV of a shared receive queue that was being filled as its QP failed completes, too
     /// (rule 22; Soft-RoCE loses it).
     pub const KEEPS_CUT_OFF_RECVS: Self = Self(1 << 10);
+    /// Memory windows of type 2B: keys that are valid on one QP only (rule 23).
+    pub const WINDOWS: Self = Self(1 << 11);
 
     /// The union of both sets.
     #[must_use]
@@ -103,7 +105,7 @@ impl Capabilities {
 
 impl fmt::Debug for Capabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [(&str, Capabilities); 11] = [
+        const NAMES: [(&str, Capabilities); 12] = [
             ("IMMEDIATE", Capabilities::IMMEDIATE),
             ("WRITE_WITH_IMM", Capabilities::WRITE_WITH_IMM),
             ("READ", Capabilities::READ),
@@ -115,6 +117,7 @@ impl fmt::Debug for Capabilities {
             ("FLUSHES_LATE_SENDS", Capabilities::FLUSHES_LATE_SENDS),
             ("REMOTE_ERRORS", Capabilities::REMOTE_ERRORS),
             ("KEEPS_CUT_OFF_RECVS", Capabilities::KEEPS_CUT_OFF_RECVS),
+            ("WINDOWS", Capabilities::WINDOWS),
         ];
         let names = NAMES.iter().filter(|(_, bit)| self.contains(*bit)).map(|(name, _)| name);
         f.debug_set().entries(names).finish()

@@ -89,6 +89,13 @@
 //!     ([`Capabilities::KEEPS_CUT_OFF_RECVS`]). It has *drained* ([`CompletionQueue::has_drained`])
 //!     when it takes no more, and all that it took has been polled. What a QP took that is
 //!     destroyed before may be lost until the SRQ goes.
+//! 23. *Windows.* Where the device has memory windows ([`Capabilities::WINDOWS`]), the key of one
+//!     ([`ProtectionDomain::window`](crate::memory::region::ProtectionDomain::window)) is useless
+//!     until [`SendOp::Bind`] has taken effect, in its turn among the WRs of the SQ: a SEND behind
+//!     it may name the key. From then on the key lets the peer of that QP write the region, and do
+//!     nothing else; rule 11 holds for any other use, by any other QP, and after the last handle of
+//!     the window or its QP has gone. The region is registered with `Access::WINDOWS` in the QP's
+//!     PD, and a window is bound once; else the bind fails, and with it the QP.
 
 mod attributes;
 pub mod connection_error;
@@ -470,6 +477,12 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     fn traffic(&mut self, qp: QpHandle) -> Option<Traffic> {
         let _ = qp;
         None
+    }
+
+    /// What was sent last was longer than what follows: memory that it left behind, and that holds
+    /// nothing, may be freed. Default: does nothing.
+    fn release_buffers(&mut self, qp: QpHandle) {
+        let _ = qp;
     }
 
     /// The QP has been quiet: pages behind its posted RECVs that hold nothing may go back to the

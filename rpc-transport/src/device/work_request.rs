@@ -1,7 +1,7 @@
 //! Send and receive work requests.
 
 use super::PostErrorKind;
-use crate::memory::region::{Buffer, MemoryRegion};
+use crate::memory::region::{Buffer, MemoryRegion, MemoryWindow};
 
 /// A span of a peer's memory, as the peer advertised it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +38,9 @@ pub enum SendOp {
         /// Length, bytes.
         len: u32,
     },
+    /// Binds a memory window to this QP ([`Capabilities::WINDOWS`](super::Capabilities::WINDOWS),
+    /// rule 23), with [`Source::Window`]. It takes a slot as every WR does.
+    Bind,
 }
 
 /// A [`SendOp`] without its buffer; the [`Source`] holds the buffer, if there is one.
@@ -48,6 +51,7 @@ pub(crate) enum Opcode {
     Write(RemoteSlice),
     WriteWithImm(RemoteSlice, u32),
     Read(RemoteSlice),
+    Bind,
 }
 
 /// Where the bytes of a send WR lie.
@@ -80,6 +84,8 @@ pub enum Source<'a> {
         /// Length, bytes.
         len: u64,
     },
+    /// The window that [`SendOp::Bind`] binds; the queue holds a handle until the WR completes.
+    Window(MemoryWindow),
 }
 
 /// A send work request.
@@ -110,12 +116,13 @@ impl<'a> SendWr<'a> {
                 }
                 _ => Opcode::Send,
             },
+            SendOp::Bind => Opcode::Bind,
         };
         (opcode, source)
     }
 
     /// The checks that are common to all devices when a WR is posted: inline length, spans, and
-    /// that a READ has no source.
+    /// that a READ has no source, and a bind has a window.
     ///
     /// # Errors
     /// [`PostErrorKind::InlineTooLong`], [`PostErrorKind::OutOfBounds`],
@@ -130,6 +137,9 @@ impl<'a> SendWr<'a> {
             return self.check_read(into, *len, max_message_bytes);
         }
         match &self.source {
+            Source::Window(_) if matches!(self.op, SendOp::Bind) => Ok(()),
+            Source::Window(_) => Err(PostErrorKind::Unsupported),
+            _ if matches!(self.op, SendOp::Bind) => Err(PostErrorKind::Unsupported),
             Source::Empty => Ok(()),
             Source::Inline(bytes) => check_inline(bytes.len(), max_inline_bytes),
             Source::InlineGather(a, b) => {

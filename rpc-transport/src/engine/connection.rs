@@ -75,13 +75,24 @@ enum Pressing {
     Nothing,
     /// A Ping is due or was sent, and this is the link's deadline. Any frame changes it.
     Ping(Instant),
-    /// An orderly close, which must make progress by `until`. WRs had been posted up to `posted`,
-    /// and the peer's end had accepted bytes up to `accepted`, when `until` was set.
+    /// An orderly close, which must make progress by `until`. `seen` is how far it was when `until`
+    /// was set, which has been put off `unproven` times in a row by what anybody can forge.
     Close {
         until: Instant,
-        posted: u32,
-        accepted: u64,
+        seen: Progress,
+        unproven: u32,
     },
+}
+
+/// How far an orderly close is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Progress {
+    /// WRs posted, modulo 2^31.
+    posted: u32,
+    /// Bytes that the peer's end has accepted, as its device says.
+    accepted: u64,
+    /// Frames of the peer that were opened, if frames are sealed.
+    opened: Option<u64>,
 }
 
 /// A time in which this process did not run although work was due.
@@ -355,7 +366,7 @@ impl<P: UpperLayer> Connection<P> {
     #[inline]
     fn try_transmit(&mut self, cq: &mut dyn CompletionQueue, ring: Ring) -> Result<(), CloseCause> {
         debug_assert!(!self.is_fast || self.may_be_fast(), "invariant 9");
-        if !self.is_fast && !self.begin_pump()? {
+        if !self.is_fast && !self.begin_pump(cq)? {
             return Ok(());
         }
         let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
@@ -407,7 +418,7 @@ impl<P: UpperLayer> Connection<P> {
 
     /// Begins a pump that makes every check. Returns whether the connection is up.
     #[inline(never)]
-    fn begin_pump(&mut self) -> Result<bool, CloseCause> {
+    fn begin_pump(&mut self, cq: &mut dyn CompletionQueue) -> Result<bool, CloseCause> {
         self.turn.begin();
         let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
             return Ok(false);
@@ -415,8 +426,18 @@ impl<P: UpperLayer> Connection<P> {
         if queue_pair.phase != Phase::Up {
             return Ok(false);
         }
-        if let Some(bytes) = link.wanted_arena() {
-            grow_arena(link, self.send_path.domain(), &self.budget, bytes)?;
+        if self.opener.is_some() && link.has_forged_record() {
+            return Err(forged());
+        }
+        let in_window = self.send_path.binds_windows();
+        if let Some(bytes) = link.wanted_arena()
+            && !(in_window && queue_pair.is_binding())
+        {
+            let domain = self.send_path.domain();
+            if let Some(window) = grow_arena(link, domain, &self.budget, bytes, in_window)? {
+                queue_pair.bind(cq, window)?;
+                cq.flush();
+            }
         }
         Ok(true)
     }
@@ -531,6 +552,13 @@ impl<P: UpperLayer> fmt::Debug for Connection<P> {
         let phase = self.queue_pair.as_ref().map(|queue_pair| queue_pair.phase);
         f.debug_struct("Connection").field("phase", &phase).finish_non_exhaustive()
     }
+}
+
+/// A reader has found a record that somebody else wrote.
+#[cold]
+#[inline(never)]
+fn forged() -> CloseCause {
+    CloseCause::Protocol("a record failed its check".into())
 }
 
 /// Takes a message back, as far as that is possible. It is dropped once the lock is released.

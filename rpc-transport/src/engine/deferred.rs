@@ -12,7 +12,7 @@ use crate::user_code::caught;
 
 /// Work to do after the lock is released.
 pub(crate) enum Deferred {
-    /// Wake the reader of a stream.
+    /// Wake the reader of a stream, or open what has arrived of a tail.
     Wake(Waker),
     /// Drop a part that has been sent.
     Part { _part: OutPart },

@@ -349,7 +349,7 @@ impl<P: UpperLayer, E: Executor<P>> Driver<P, E> {
         self.take_event(cx);
         self.looks_first = true;
         let mut state = self.shard.lock();
-        state.on_woken(parked_at.elapsed());
+        state.on_woken(parked_at);
         state.unpark();
         state.set_now(clock::now());
         state.run_timers();

@@ -23,6 +23,7 @@ use crate::engine::connection::{
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::security::Security;
 use crate::engine::shard::Shard;
+use crate::engine::tenant::Tenant;
 use crate::engine::unlock::{Sent, Unlocked, ended};
 use crate::engine::upper::UpperLayer;
 use crate::memory::region::ProtectionDomain;
@@ -50,7 +51,7 @@ pub struct Connected {
 pub enum AcceptError {
     /// The two sides' offers are incompatible; the peer was notified.
     #[error("the request was refused: {0}")]
-    Refused(String),
+    Refused(Reject),
     /// No QP could be made; the peer was notified.
     #[error(transparent)]
     Provider(#[from] ProviderError),
@@ -104,12 +105,14 @@ const MIN_INLINE_BYTES: u32 = 256;
 /// The configuration as this device suggests, where it says nothing.
 fn settled(config: &LinkConfig, device: &dyn Device) -> LinkConfig {
     let capabilities = device.attributes().capabilities;
-    config.settled(!capabilities.contains(Capabilities::FREE_REGISTRATION))
+    let locks_memory = !capabilities.contains(Capabilities::FREE_REGISTRATION);
+    config.settled(locks_memory, capabilities.contains(Capabilities::WINDOWS))
 }
 
 fn features(device: &dyn Device, security: Option<&Security>) -> Features {
     let all = Features::ARENA.with(Features::REPLY_SLOTS);
-    // An immediate is outside of what keys protect, and so is what is written into memory.
+    // An immediate is outside of what keys protect, and a reply slot may be memory of the user, who
+    // would find encrypted bytes there.
     let protection = security.map(|security| security.protection_on(device));
     if protection.is_some_and(|protection| protection >= Protection::Encrypt) {
         Features::ARENA.with(Features::SECURE)
@@ -214,7 +217,7 @@ impl<P: UpperLayer> Shard<P> {
         }
         let offer = Offer::new(config, features(&**outgoing.device(), security), nonce());
         let mut outgoing = outgoing;
-        let memory = self.memory_for(config)?;
+        let memory = self.memory_for(config, None)?;
         let late = || ConnectError::TimedOut { address: address.clone(), after: timeout };
         let since = Instant::now();
         let capacity = capacity(config, self.shared_recvs().is_some());
@@ -300,6 +303,21 @@ impl<P: UpperLayer> Shard<P> {
         protocol: P,
         security: Option<&Security>,
     ) -> Result<Connected, AcceptError> {
+        self.accept_for(incoming, config, protocol, &Tenant::default(), security).await
+    }
+
+    /// [`Shard::accept_with`], of a client of this tenant.
+    ///
+    /// # Errors
+    /// [`AcceptError`].
+    pub async fn accept_for(
+        self: &Arc<Self>,
+        incoming: Box<dyn Incoming>,
+        config: &LinkConfig,
+        protocol: P,
+        tenant: &Tenant,
+        security: Option<&Security>,
+    ) -> Result<Connected, AcceptError> {
         let mut incoming = incoming;
         let config = &self.settled(config);
         if security.is_some() {
@@ -310,13 +328,12 @@ impl<P: UpperLayer> Shard<P> {
         let agreed = match requested(&offer, incoming.private_data()) {
             Ok(agreed) => agreed,
             Err(reject) => {
-                let refused = AcceptError::Refused(reject.to_string());
                 incoming.reject(&reject.to_bytes()).await;
-                return Err(refused);
+                return Err(AcceptError::Refused(reject));
             }
         };
         let capacity = capacity(config, self.shared_recvs().is_some());
-        let prepared = match self.memory_for(config) {
+        let prepared = match self.memory_for(config, Some(tenant)) {
             Ok(memory) => {
                 let cq = self.cq();
                 let prepared = incoming.prepare_qp(&cq, &memory.domain, capacity);
@@ -362,9 +379,17 @@ impl<P: UpperLayer> Shard<P> {
     }
 
     /// Registers the memory of a new connection.
-    fn memory_for(&self, config: &LinkConfig) -> Result<SetupMemory, ProviderError> {
+    fn memory_for(
+        &self,
+        config: &LinkConfig,
+        tenant: Option<&Tenant>,
+    ) -> Result<SetupMemory, ProviderError> {
         let domain = match config.isolation {
             None | Some(Isolation::Shared) => self.domain().clone(),
+            Some(Isolation::PerTenant) => match tenant {
+                Some(tenant) => tenant.domain(self.device())?,
+                None => self.domain().clone(),
+            },
             Some(Isolation::PerConnection) => self.device().allocate_pd()?,
         };
         let recv_buffers = match self.shared_recvs() {
@@ -452,10 +477,11 @@ impl<P: UpperLayer> Shard<P> {
     ) -> Result<(), ConnectError> {
         let link = new_link(config, agreed, sealing.is_some())?;
         let mut state = self.lock();
-        let connection = usable(state.connection(key))?;
+        usable(state.connection(key))?;
+        let (cq, connection) = state.cq_and_connection(key).ok_or(ProviderError::UnknownQp)?;
         let returns = Arc::clone(self.returns());
         let on_return = Box::new(move || returns.add(key));
-        let late = connection.on_unlocked((link, peer, on_return), sealing.take());
+        let late = connection.on_unlocked(cq, (link, peer, on_return), sealing.take());
         let late = late.map_err(|cause| ProviderError::CompletionQueueDead(cause.to_string()))?;
         connection.protocol.on_secured(secured);
         connection.protocol.on_established(key, peer, agreed.remote.max_message_bytes);
@@ -486,8 +512,7 @@ impl<P: UpperLayer> Shard<P> {
             let unlocked = connection.unlock(cq, &frame, (link, peer, on_return), sealing);
             unlocked.map_err(ended)?;
             connection.protocol.on_secured(&secured);
-            let most = agreed.remote.max_message_bytes;
-            connection.protocol.on_established(key, peer, most);
+            connection.protocol.on_established(key, peer, agreed.remote.max_message_bytes);
             connection.holders = connection.holders.saturating_sub(1);
         }
         state.mark_dirty_key(key);

@@ -8,7 +8,7 @@ use crate::device::ProviderError;
 use crate::device::connection_error::CloseCause;
 use crate::log_limit::LogLimit;
 use crate::memory::budget::MemoryBudget;
-use crate::memory::region::{Access, ProtectionDomain};
+use crate::memory::region::{Access, MemoryWindow, ProtectionDomain};
 use crate::protocol::link::Link;
 use crate::user_code::logged;
 
@@ -48,35 +48,47 @@ impl Growth {
     }
 }
 
-/// Gives the link the arena that it wants, if memory and budget allow it.
+/// Gives the link the arena that it wants, if memory and budget allow it. With `in_window` the peer
+/// writes it through the window that is returned: bind it before anything else is posted.
 #[cold]
 pub(crate) fn grow_arena(
     link: &mut Link,
     domain: &ProtectionDomain,
     budget: &MemoryBudget,
     bytes: u64,
-) -> Result<(), CloseCause> {
+    in_window: bool,
+) -> Result<Option<MemoryWindow>, CloseCause> {
     // An arena is optional, so half of the budget is left for messages that must be put together.
     let charge = match budget.reserve_spare(bytes) {
         Ok(charge) => charge,
         Err(reason) => {
             logged(move || tracing::debug!(%reason, "no arena: copying large messages"));
             link.decline_arena();
-            return Ok(());
+            return Ok(None);
         }
     };
     let len = usize::try_from(bytes).unwrap_or(usize::MAX);
-    match domain.allocate(len, Access::REMOTE_WRITE) {
-        Ok(region) => {
+    let access = if in_window { Access::WINDOWS } else { Access::REMOTE_WRITE };
+    let arena = domain.allocate(len, access).and_then(|region| {
+        let window = in_window.then(|| domain.window(&region)).transpose()?;
+        Ok((region, window))
+    });
+    match arena {
+        Ok((region, window)) => {
             region.charge(charge);
-            link.add_arena(region).map_err(|error| CloseCause::Device(error.to_string().into()))
+            let added = match window.clone() {
+                Some(window) => link.add_window(window),
+                None => link.add_arena(region),
+            };
+            added.map_err(|error| CloseCause::Device(error.to_string().into()))?;
+            Ok(window)
         }
         Err(error) => {
             let text = "no memory for an arena: copying large messages";
             let log = move || tracing::warn!(%error, bytes, "{text}");
             NO_ARENAS.fault(Instant::now(), || logged(log));
             link.decline_arena();
-            Ok(())
+            Ok(None)
         }
     }
 }

@@ -18,6 +18,7 @@ mod pump_queue;
 pub mod security;
 pub mod shard;
 mod shared_recvs;
+pub mod tenant;
 mod unlock;
 pub mod upper;
 

@@ -35,7 +35,7 @@ impl Security {
 
     /// What connections of a device have.
     pub(super) fn protection_on(&self, device: &dyn Device) -> Protection {
-        self.handshakes.protection().over(&scheme(device))
+        self.handshakes.protection(&scheme(device))
     }
 
     /// With the exchange of `auto://`.

@@ -76,7 +76,7 @@ impl<P: UpperLayer> Shard<P> {
     ) -> Result<Unlocked, HandshakeFailure> {
         let scheme = scheme(&**self.device());
         let place = if scheme == "shm" { Place::here().to_string() } else { String::new() };
-        let protection = security.handshakes.protection().over(&scheme);
+        let protection = security.handshakes.protection(&scheme);
         let (request, reply, exchange) = (sent.request, sent.reply, security.exchange.as_deref());
         let set_up = SetUp { request, reply, scheme: &scheme, place: &place, protection, exchange };
         let parameters = Parameters::new(role, &set_up);

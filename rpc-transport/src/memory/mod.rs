@@ -1,5 +1,6 @@
 //! Memory that devices read and write: regions, buffers and their pools, and user memory.
 
+mod access;
 pub mod allocator;
 pub mod budget;
 pub mod copy;

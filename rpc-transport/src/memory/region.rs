@@ -21,6 +21,7 @@
 
 #[cfg(any(test, feature = "model"))]
 mod inherited;
+mod window;
 
 use std::any::Any;
 use std::fmt;
@@ -35,32 +36,8 @@ use crate::lock::Mutex;
 use crate::memory::owned::OwnedMemory;
 use crate::memory::{copy, pages};
 
-/// The accesses that a registered region allows. Local reads and writes by the device are always
-/// allowed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Access {
-    /// A peer that knows the rkey may write.
-    pub remote_write: bool,
-    /// A peer that knows the rkey may read.
-    pub remote_read: bool,
-}
-
-impl Access {
-    /// Only this process and its device.
-    pub const LOCAL: Self = Self { remote_write: false, remote_read: false };
-    /// Peers may write: a landing zone.
-    pub const REMOTE_WRITE: Self = Self { remote_write: true, remote_read: false };
-    /// Peers may read.
-    pub const REMOTE_READ: Self = Self { remote_write: false, remote_read: true };
-    /// Peers may read and write.
-    pub const REMOTE_READ_WRITE: Self = Self { remote_write: true, remote_read: true };
-
-    /// Whether a peer may touch the memory at all.
-    #[must_use]
-    pub const fn is_remote(self) -> bool {
-        self.remote_write || self.remote_read
-    }
-}
+pub use self::window::MemoryWindow;
+pub use super::access::Access;
 
 /// The operations of a device on a protection domain.
 pub trait DomainOps: Send + Sync + fmt::Debug {
@@ -77,6 +54,16 @@ pub trait DomainOps: Send + Sync + fmt::Debug {
     /// [`Capabilities::REGISTER_REMOTE`](crate::device::Capabilities::REGISTER_REMOTE);
     /// [`ProviderError::Resources`].
     fn register(&self, memory: OwnedMemory, access: Access) -> Result<MemoryRegion, ProviderError>;
+
+    /// Makes a window of a region of this domain, not bound yet. Default: refuses, for devices
+    /// that have none.
+    ///
+    /// # Errors
+    /// [`ProviderError::Unsupported`], [`ProviderError::Resources`].
+    fn window(&self, region: &MemoryRegion) -> Result<MemoryWindow, ProviderError> {
+        let _ = region;
+        Err(ProviderError::Unsupported("memory windows"))
+    }
 
     /// For providers: to find their own domain behind the trait object.
     fn as_any(&self) -> &dyn Any;
@@ -115,6 +102,15 @@ impl ProtectionDomain {
         access: Access,
     ) -> Result<MemoryRegion, ProviderError> {
         self.0.register(memory.into(), access)
+    }
+
+    /// Makes a window of a region of this domain ([`Access::WINDOWS`]). Its key is useless until
+    /// [`SendOp::Bind`](crate::device::SendOp::Bind) has bound it to a QP.
+    ///
+    /// # Errors
+    /// See [`DomainOps::window`].
+    pub fn window(&self, region: &MemoryRegion) -> Result<MemoryWindow, ProviderError> {
+        self.0.window(region)
     }
 
     /// For providers: to find their own domain behind the handle.
@@ -235,6 +231,11 @@ impl MemoryRegion {
     #[must_use]
     pub fn domain(&self) -> u64 {
         self.0.parts.domain
+    }
+
+    /// The provider's registration.
+    pub(crate) fn registration(&self) -> &(dyn Any + Send + Sync) {
+        &**self.0.registration
     }
 
     /// First byte, for providers.

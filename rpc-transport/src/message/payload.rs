@@ -6,8 +6,8 @@
 //! Invariants:
 //! 1. `start + len` is within the rope; pieces are in order and without gap.
 //! 2. A remote piece is read by copying; a reference to it is given only by the unsafe
-//!    [`Payload::as_slice`].
-//! 3. Whatever gives the bytes of a remote piece can fail, and then gives none of them.
+//!    [`Payload::as_slice`]. A sealed piece is opened by its reader, or while the rest arrives.
+//! 3. Whatever gives the bytes of a remote or a sealed piece can fail, and then gives none of them.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,8 +15,11 @@ use std::sync::Arc;
 
 use crate::memory::pages;
 use crate::memory::region::MemoryRegion;
+use crate::message::early::EarlyTail;
 use crate::message::part::OutPart;
 use crate::message::read_error::ReadError;
+use crate::message::record::TAG_BYTES;
+use crate::message::sealed::SealedPiece;
 
 /// A run of bytes.
 pub(crate) enum Piece {
@@ -31,6 +34,8 @@ pub(crate) enum Piece {
         /// Gives the memory back when the piece is dropped.
         lease: Option<Box<dyn Send + Sync>>,
     },
+    /// Encrypted still.
+    Sealed(Arc<SealedPiece>),
 }
 
 impl Piece {
@@ -38,6 +43,7 @@ impl Piece {
         match self {
             Self::Private(bytes) => bytes.len(),
             Self::Remote { len, .. } => *len,
+            Self::Sealed(sealed) => sealed.len(),
         }
     }
 
@@ -47,15 +53,43 @@ impl Piece {
         match self {
             Self::Private(bytes) => to.copy_from_slice(&bytes[start..start + to.len()]),
             Self::Remote { region, offset, .. } => readable(region)?.copy_out(offset + start, to),
+            Self::Sealed(sealed) => return sealed.copy_to(start..start + to.len(), to),
         }
         Ok(())
     }
 
-    /// For the link, which runs in the process of its memory.
-    pub(crate) fn append_to(&self, to: &mut Vec<u8>) {
+    /// For the link, which runs in the process of its memory and copies nothing that is sealed.
+    pub(crate) fn append_here(&self, to: &mut Vec<u8>) {
         match self {
             Self::Private(bytes) => to.extend_from_slice(bytes),
             Self::Remote { region, offset, len, .. } => region.append_to(*offset, *len, to),
+            Self::Sealed(_) => debug_assert!(false, "nothing is opened under a lock"),
+        }
+    }
+
+    /// Appends the bytes of `range`.
+    fn append_to(&self, range: Range<usize>, to: &mut Vec<u8>) -> Result<(), ReadError> {
+        match self {
+            Self::Private(bytes) => to.extend_from_slice(&bytes[range]),
+            Self::Remote { region, offset, .. } => {
+                readable(region)?.append_to(offset + range.start, range.len(), to);
+            }
+            Self::Sealed(sealed) => return sealed.append_to(range, to),
+        }
+        Ok(())
+    }
+
+    /// Gives memory of the peer back when it is dropped.
+    pub(crate) fn set_lease(&mut self, returned: Box<dyn Send + Sync>) {
+        match self {
+            Self::Private(_) => {}
+            Self::Remote { lease, .. } => *lease = Some(returned),
+            Self::Sealed(sealed) => {
+                debug_assert_eq!(Arc::strong_count(sealed), 1, "nobody else has it yet");
+                if let Some(sealed) = Arc::get_mut(sealed) {
+                    sealed.lease = Some(returned);
+                }
+            }
         }
     }
 }
@@ -71,11 +105,13 @@ pub(crate) struct Rope {
     /// Each with the offset of its first byte.
     pieces: Vec<(u64, Piece)>,
     len: u64,
+    /// Opens the beginning while the rest arrives.
+    early: Option<Arc<EarlyTail>>,
 }
 
 impl Rope {
     pub(crate) fn new(pieces: impl IntoIterator<Item = Piece>) -> Self {
-        let mut rope = Self { pieces: Vec::new(), len: 0 };
+        let mut rope = Self { pieces: Vec::new(), len: 0, early: None };
         for piece in pieces {
             let at = rope.len;
             rope.len += piece.len() as u64;
@@ -144,9 +180,17 @@ impl Payload {
     }
 
     pub(crate) fn from_pieces(pieces: impl IntoIterator<Item = Piece>) -> Self {
-        let rope = Arc::new(Rope::new(pieces));
+        Self::from_rope(Rope::new(pieces))
+    }
+
+    /// A tail of which the beginning may have been opened while it arrived.
+    pub(crate) fn from_arrived(pieces: Vec<Piece>, early: Option<Arc<EarlyTail>>) -> Self {
+        Self::from_rope(Rope { early, ..Rope::new(pieces) })
+    }
+
+    fn from_rope(rope: Rope) -> Self {
         let len = rope.len;
-        Self { rope, start: 0, len }
+        Self { rope: Arc::new(rope), start: 0, len }
     }
 
     /// Appends a copy of `next`, if both are private and of one piece, nobody else has a handle of
@@ -206,21 +250,33 @@ impl Payload {
     /// Copies bytes out from `offset` on, as they are at this moment.
     ///
     /// # Errors
-    /// [`ReadError`]; what `to` holds then is of no use.
+    /// [`ReadError`]; `to` is zeroed then if bytes were changed on their way, and else of no use.
     ///
     /// # Panics
     /// When the span lies outside.
     pub fn copy_to(&self, offset: u64, to: &mut [u8]) -> Result<(), ReadError> {
         let end = offset.saturating_add(to.len() as u64);
         self.check(offset, end);
-        if let Some((piece, start)) = self.rope.within(self.start + offset, to.len()) {
-            return piece.copy_out(start, to);
+        let copied = match self.rope.within(self.start + offset, to.len()) {
+            Some((piece, start)) => piece.copy_out(start, to),
+            None => self.copy_pieces(offset..end, to),
+        };
+        if copied == Err(ReadError::Forged) {
+            to.fill(0);
         }
+        copied
+    }
+
+    fn copy_pieces(&self, range: Range<u64>, to: &mut [u8]) -> Result<(), ReadError> {
         let mut at = 0;
-        for (piece, range) in self.cut(offset..end) {
-            let part = &mut to[at..at + range.len()];
-            at += range.len();
-            piece.copy_out(range.start, part)?;
+        for (piece, range) in self.cut(range) {
+            let end = at + range.len();
+            match piece {
+                // What follows is copied later.
+                Piece::Sealed(sealed) => sealed.copy_to(range, &mut to[at..])?,
+                _ => piece.copy_out(range.start, &mut to[at..end])?,
+            }
+            at = end;
         }
         Ok(())
     }
@@ -235,18 +291,19 @@ impl Payload {
     pub fn append_to(&self, range: Range<u64>, to: &mut Vec<u8>) -> Result<(), ReadError> {
         self.check(range.start, range.end);
         let (len, before) = (to.len(), to.capacity());
-        to.reserve(usize::try_from(range.end - range.start).unwrap_or(usize::MAX));
+        let is_sealed = self.cut(range.clone()).any(|(piece, _)| matches!(piece, Piece::Sealed(_)));
+        let room = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        to.reserve(room.saturating_add(if is_sealed { TAG_BYTES } else { 0 }));
         pages::on_growth(to, before);
+        if let Some(early) = &self.rope.early
+            && early.append(self.start + range.start..self.start + range.end, to)
+        {
+            return Ok(());
+        }
         for (piece, range) in self.cut(range) {
-            match piece {
-                Piece::Private(bytes) => to.extend_from_slice(&bytes[range]),
-                Piece::Remote { region, offset, .. } => match readable(region) {
-                    Ok(region) => region.append_to(offset + range.start, range.len(), to),
-                    Err(error) => {
-                        to.truncate(len);
-                        return Err(error);
-                    }
-                },
+            if let Err(error) = piece.append_to(range, to) {
+                to.truncate(len);
+                return Err(error);
             }
         }
         Ok(())
@@ -258,7 +315,12 @@ impl Payload {
     /// [`ReadError`].
     pub fn to_vec(&self) -> Result<Vec<u8>, ReadError> {
         let mut bytes = Vec::new();
-        self.append_to(0..self.len, &mut bytes)?;
+        if self.len == self.rope.len
+            && let Some(opened) = self.rope.early.as_ref().and_then(|early| early.take())
+        {
+            bytes = opened;
+        }
+        self.append_to(bytes.len() as u64..self.len, &mut bytes)?;
         Ok(bytes)
     }
 
@@ -341,8 +403,8 @@ impl Payload {
         if self.is_private() { Ok(self) } else { Ok(Self::private(self.to_vec()?)) }
     }
 
-    /// The payload as parts of an outgoing message, without a copy. The memory that it holds is
-    /// given back when they have been sent.
+    /// The payload as parts of an outgoing message, without a copy unless it is encrypted still.
+    /// The memory that it holds is given back when they have been sent.
     ///
     /// # Errors
     /// [`ReadError`].
@@ -356,6 +418,11 @@ impl Payload {
                 let (start, len) = ((offset + range.start) as u64, range.len() as u64);
                 let owner: Arc<Rope> = Arc::clone(&self.rope);
                 Ok(OutPart::region(readable(region)?.clone(), start, len, Some(owner)))
+            }
+            Piece::Sealed(sealed) => {
+                let mut opened = Vec::with_capacity(range.len() + TAG_BYTES);
+                sealed.append_to(range, &mut opened)?;
+                Ok(OutPart::shared(Arc::new(opened)))
             }
         };
         self.all().map(part).collect()

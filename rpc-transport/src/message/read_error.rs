@@ -13,12 +13,21 @@ pub enum ReadError {
     /// the peer at any time.
     #[error("the payload {FORKED}, or detach it before the fork")]
     Forked,
+    /// The bytes were encrypted, and were changed on the way, or by somebody who has a key of the
+    /// memory. The connection ends.
+    #[error("the payload failed its check: somebody changed it on its way")]
+    Forged,
 }
 
-/// Of kind [`Other`](io::ErrorKind::Other); the source is the [`ReadError`].
+/// Of kind [`InvalidData`](io::ErrorKind::InvalidData) if the bytes were changed, else
+/// [`Other`](io::ErrorKind::Other); the source is the [`ReadError`].
 impl From<ReadError> for io::Error {
     #[cold]
     fn from(error: ReadError) -> Self {
-        Self::other(error)
+        let kind = match error {
+            ReadError::Forged => io::ErrorKind::InvalidData,
+            ReadError::Forked => io::ErrorKind::Other,
+        };
+        Self::new(kind, error)
     }
 }

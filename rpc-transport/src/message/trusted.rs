@@ -7,11 +7,10 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
 use crate::message::payload::{Payload, Piece, readable};
-use crate::message::read_error::ReadError;
 
 impl Payload {
     /// The bytes, if they are contiguous, private or not. `None` in a child of `fork(2)` if they
-    /// are remote.
+    /// are remote, and if they are encrypted still.
     ///
     /// # Safety
     /// The peer must not write them while the slice lives. A peer that keeps to the protocol never
@@ -30,44 +29,61 @@ impl Payload {
         Some(unsafe { std::slice::from_raw_parts(start, len) })
     }
 
-    /// Writes bytes from `offset` on to a file, pipe or socket, without a copy; returns how many
-    /// were written, at least one unless no bytes are left. Blocks as the file does.
+    /// Writes bytes from `offset` on to a file, pipe or socket, without a copy unless they are
+    /// encrypted still; returns how many were written, at least one unless no bytes are left.
+    /// Blocks as the file does.
     ///
     /// # Errors
-    /// That of `write(2)`, or a [`ReadError`].
+    /// That of `write(2)`, or a [`ReadError`](crate::message::read_error::ReadError).
     ///
     /// # Panics
     /// When `offset` is beyond the end.
     pub fn write_to(&self, offset: u64, file: impl AsFd) -> io::Result<usize> {
         let rest = self.slice(offset..self.len());
-        let Some((start, len)) = rest.first_run()? else { return Ok(0) };
-        let fd = file.as_fd().as_raw_fd();
-        loop {
-            // SAFETY: `start..start+len` is readable while `rest` lives; the kernel reads it
-            // whatever a peer writes meanwhile.
-            let written = unsafe { libc::write(fd, start.cast(), len) };
-            if let Ok(written) = usize::try_from(written) {
-                return Ok(written);
-            }
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
-            }
-        }
-    }
-
-    /// The first run of bytes.
-    fn first_run(&self) -> Result<Option<(*const u8, usize)>, ReadError> {
-        let Some((piece, range)) = self.first_piece() else { return Ok(None) };
-        Ok(Some(match piece {
-            Piece::Private(bytes) => (bytes[range.clone()].as_ptr(), range.len()),
+        let Some((piece, range)) = rest.first_piece() else { return Ok(0) };
+        match piece {
+            Piece::Private(bytes) => write(file, bytes[range.clone()].as_ptr(), range.len()),
             Piece::Remote { region, offset, .. } => {
                 let region = readable(region)?;
                 // SAFETY: the span is inside the region, as above.
                 let start = unsafe { region.base().as_ptr().add(offset + range.start) };
-                (start.cast_const(), range.len())
+                write(file, start, range.len())
             }
-        }))
+            Piece::Sealed(sealed) => {
+                let (opened, part) = sealed.first_of(range)?;
+                let written = write(file, opened[part.clone()].as_ptr(), part.len())?;
+                if written == part.len() {
+                    sealed.forget();
+                }
+                Ok(written)
+            }
+        }
+    }
+}
+
+/// Writes bytes that are readable until it returns; a peer may write them too.
+fn write(file: impl AsFd, start: *const u8, len: usize) -> io::Result<usize> {
+    let fd = file.as_fd().as_raw_fd();
+    loop {
+        // SAFETY: `start..start+len` is readable (the caller's promise); the kernel reads it
+        // whatever a peer writes meanwhile.
+        let written = unsafe { libc::write(fd, start.cast(), len) };
+        if let Ok(written) = usize::try_from(written) {
+            return Ok(written);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+#[cfg(test)]
+impl crate::memory::region::MemoryRegion {
+    /// Writes as a peer does, for tests, which lend no slice of it.
+    pub(crate) fn scribble(&self, offset: usize, from: &[u8]) {
+        // SAFETY: no slice is lent.
+        unsafe { self.write_as_peer(offset, from) };
     }
 }
 
@@ -76,6 +92,7 @@ mod tests {
     use std::io::{Read, Seek, SeekFrom};
 
     use super::*;
+    use crate::message::read_error::ReadError;
 
     #[test]
     #[cfg_attr(miri, ignore = "files")]

@@ -6,9 +6,12 @@
 //! Invariant: after [`LinkConfig::validate`] every derived size ([`LinkConfig::window`],
 //! [`LinkConfig::send_queue_budget`]) passes the checks of [`crate::protocol::credit`].
 
+mod isolation;
+
 use std::fmt::Display;
 use std::time::Duration;
 
+pub use self::isolation::Isolation;
 use crate::protocol::arena::{ArenaConfig, CHUNK_LOG2, CHUNK_NUMBERS, MAX_ARENA_CHUNKS};
 use crate::protocol::credit::{
     FIRST_DATA_CREDITS, MAX_WINDOW, MIN_ACK_WINDOW, SendQueueBudget, Window,
@@ -30,24 +33,6 @@ const LOCKED_RECEIVE_BUFFER_BYTES: u32 = 4 << 10;
 pub const MAX_RECEIVE_BUFFER_BYTES: u32 = 16 << 20;
 /// Largest `max_message_bytes`.
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 40;
-
-/// Which connections share a protection domain (PD): the device refuses keys of another PD.
-///
-/// A peer can write only to a connection's arenas and reply slots, and only that connection's peer
-/// receives their keys. But keys are sent unencrypted and can be guessed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Isolation {
-    /// All connections of a channel, or of a server on one device. A peer that knows key and
-    /// address of another connection's arena or slot can write there, and so change payloads in
-    /// transit. For peers that trust each other.
-    #[default]
-    Shared,
-    /// Each connection has its own PD. A peer that learned the keys of another connection's memory
-    /// cannot use them: its own connection ends when it tries. Costs a device object for each
-    /// connection, and a copy of payloads from memory that was registered for all connections.
-    PerConnection,
-}
 
 /// What happens to a message when [`LinkConfig::queued_bytes`] already wait to be sent, and to a
 /// call when as many are in flight as may be.
@@ -96,6 +81,8 @@ pub struct LinkConfig {
     pub(crate) arena_threshold_bytes: u32,
     pub(crate) arena_segment_bytes: u32,
     pub(crate) reply_slot_bytes: u64,
+    /// `None`: as the user has said nothing, where a protection domain is shared.
+    memory_windows: Option<bool>,
     /// `None`: as the user has said nothing, [`Isolation::Shared`].
     pub(crate) isolation: Option<Isolation>,
     pub(crate) keep_alive: Option<Duration>,
@@ -118,6 +105,7 @@ impl Default for LinkConfig {
             arena_threshold_bytes: 16 << 10,
             arena_segment_bytes: 256 << 10,
             reply_slot_bytes: 256 << 20,
+            memory_windows: None,
             isolation: None,
             keep_alive: Some(Duration::from_secs(15)),
             keep_alive_timeout: Duration::from_secs(5),
@@ -154,8 +142,8 @@ impl LinkConfig {
     /// [`data_credits`](LinkConfig::data_credits).
     ///
     /// A peer that breaks the rules can take receives of other connections, which end by that. So
-    /// it is for peers that trust each other, and not used with [`Isolation::PerConnection`], nor
-    /// by channels.
+    /// it is for peers that trust each other, and not used with [`Isolation::PerConnection`] or
+    /// [`Isolation::PerTenant`], nor by channels.
     #[must_use]
     pub fn shared_receive_queue(mut self, is_shared: bool) -> Self {
         self.shared_receive_queue = is_shared;
@@ -166,7 +154,8 @@ impl LinkConfig {
     #[must_use]
     #[doc(hidden)]
     pub fn wants_shared_recvs(&self) -> bool {
-        self.shared_receive_queue && self.isolation != Some(Isolation::PerConnection)
+        let has_one_domain = matches!(self.isolation, None | Some(Isolation::Shared));
+        self.shared_receive_queue && has_one_domain
     }
 
     /// Size of each receive buffer, bytes. Default 8 KiB, and 4 KiB on a NIC, which locks their
@@ -275,22 +264,6 @@ impl LinkConfig {
     #[must_use]
     pub fn reply_slot_bytes(mut self, bytes: u64) -> Self {
         self.reply_slot_bytes = bytes;
-        self
-    }
-
-    /// Which connections share a protection domain. Default [`Isolation::Shared`], and with TLS
-    /// [`Isolation::PerConnection`], which is for servers whose peers do not trust each other.
-    #[must_use]
-    pub fn isolation(mut self, isolation: Isolation) -> Self {
-        self.isolation = Some(isolation);
-        self
-    }
-
-    /// With [`Isolation::PerConnection`], unless the user has said something else.
-    #[must_use]
-    #[doc(hidden)]
-    pub fn isolated_by_default(mut self) -> Self {
-        self.isolation.get_or_insert(Isolation::PerConnection);
         self
     }
 
@@ -418,13 +391,16 @@ impl LinkConfig {
         )
     }
 
-    /// This configuration with the defaults that depend on the device: whether it locks the memory
-    /// that is registered. The handshake sends settled values, and both ends count with them.
+    /// This configuration with what depends on the device: whether it locks the memory that is
+    /// registered, and has memory windows. The handshake sends settled values, and both ends count
+    /// with them.
     #[must_use]
     #[doc(hidden)]
-    pub fn settled(&self, locks_memory: bool) -> Self {
+    pub fn settled(&self, locks_memory: bool, has_windows: bool) -> Self {
         let default = if locks_memory { LOCKED_RECEIVE_BUFFER_BYTES } else { RECEIVE_BUFFER_BYTES };
-        self.clone().receive_buffer_bytes(self.receive_buffer_bytes.unwrap_or(default))
+        self.clone()
+            .receive_buffer_bytes(self.receive_buffer_bytes.unwrap_or(default))
+            .memory_windows(has_windows && self.binds_windows())
     }
 
     /// Size of each receive buffer, bytes; where that is not settled, the larger default.

@@ -230,6 +230,33 @@ pub enum ProtocolError {
     /// Reserved fields are 0.
     #[error("{0} block with a reserved field that is not 0")]
     ReservedNotZero(&'static str),
+    /// The records of a frame are few.
+    #[error("{bytes} bytes were written for one sealed frame, which names {max} records at most")]
+    TooManyRecords {
+        /// Bytes written.
+        bytes: u64,
+        /// Most records.
+        max: usize,
+    },
+    /// Records are sealed with the key of their frame, or the one before it.
+    #[error("records of key {epoch} in a frame of key {now}")]
+    RecordEpoch {
+        /// The key that the frame names.
+        epoch: u32,
+        /// Its own.
+        now: u32,
+    },
+    /// The numbers of records count up, and none is used twice.
+    #[error("record {first} where {least} or a later one is expected")]
+    RecordNumber {
+        /// The number received.
+        first: u64,
+        /// The least one.
+        least: u64,
+    },
+    /// On a sealed connection the head of a message travels in frames.
+    #[error("sealed records in the head of a message")]
+    HeadInRecords,
     /// A Release frame carries no message.
     #[error("Release frame with a SEGMENT block or arena extents")]
     MessageInRelease,

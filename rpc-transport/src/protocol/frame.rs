@@ -18,11 +18,14 @@
 //! 3. Every frame written here parses to the same values.
 
 mod blocks;
+mod tags;
 #[cfg(test)]
 mod tests;
 
 pub use self::blocks::{Blocks, MaxStreamData, Placed, SlotBlock, Written};
 pub(crate) use self::blocks::{DONE_SLOTS, SEGMENT_PREFIX_MAX_BYTES, SLOT_BLOCK_BYTES};
+pub(crate) use self::tags::TAGS_MAX_BYTES;
+pub use self::tags::{MAX_RECORDS, RECORD_BYTES, TAG_BYTES, Tag, Tags};
 use crate::message::outgoing::OutBuf;
 use crate::protocol::config::MIN_RECEIVE_BUFFER_BYTES;
 use crate::protocol::credit::Grant;

@@ -82,6 +82,8 @@ impl Features {
     pub const CRC32C: Self = Self(1 << 3);
     /// No message passes before both ends have proved who they are.
     pub const SECURE: Self = Self(1 << 5);
+    /// Never on the wire: what is written for a frame is sealed, in records.
+    pub const RECORDS: Self = Self(1 << 15);
 
     /// The features of either set.
     #[must_use]

@@ -59,6 +59,7 @@ use self::bulk::segmenter::Segmenter;
 use self::bulk::slots::Slots;
 use self::bulk::{SegmentPath, WritePath};
 pub(crate) use self::fast_path::Stamped;
+pub(crate) use self::keepalive::UNPROVEN;
 use self::keepalive::{Due, KeepAlive, Moves};
 pub use self::lanes::{Lane, TOGETHER_BYTES, Waiting};
 use self::lanes::{Lanes, Queued};

@@ -20,7 +20,8 @@ pub use self::driver::{
 };
 pub use self::machine::{LockedLink, MAX_BYTES, MAX_FRAMES, refusal_in_clear};
 pub use self::sealing::{
-    FrameKey, FrameKeys, Opener, REKEY_FRAMES, SEALED, SealError, Sealer, TAG_BYTES,
+    FrameKey, FrameKeys, Opener, REKEY_FRAMES, RecordError, RecordKey, RecordKeys, SEALED,
+    SealError, Sealer, TAG_BYTES,
 };
 pub use self::set_up::{Parameters, SetUp};
 pub use crate::device::Exchange;

@@ -119,7 +119,10 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
 impl End {
     /// Device objects without a QP yet.
     pub(crate) fn objects(device: &Arc<dyn Device>, options: &Options) -> Objects {
-        let pd = device.allocate_pd().unwrap();
+        Self::objects_in(device.allocate_pd().unwrap(), device, options)
+    }
+
+    fn objects_in(pd: ProtectionDomain, device: &Arc<dyn Device>, options: &Options) -> Objects {
         let cq = device.create_cq(options.sends + options.recvs).unwrap();
         let count = options.sends.max(options.recvs) + 8;
         let send_pool = BufferPool::allocate(&pd, options.buffer_bytes, count).unwrap();
@@ -272,12 +275,21 @@ impl Pair {
     }
 
     pub(crate) fn with(fixture: &dyn Fixture, options: Options) -> Self {
+        Self::in_domain(fixture, options, None)
+    }
+
+    /// The server's QP is in this domain, if one is given.
+    pub(crate) fn in_domain(
+        fixture: &dyn Fixture,
+        options: Options,
+        pd: Option<ProtectionDomain>,
+    ) -> Self {
         let runtime = runtime();
         let (client, server, listener) = runtime.block_on(async {
             let mut listener = fixture.listen();
             let address = listener.local_address();
             let client = connect(fixture, &address, &options);
-            let server = accept(&mut listener, &options);
+            let server = accept_in(&mut listener, &options, pd);
             let (client, server) = tokio::join!(client, server);
             (client, server, listener)
         });
@@ -421,8 +433,17 @@ pub(crate) async fn connect(fixture: &dyn Fixture, address: &Address, options: &
 
 /// Accepts without preparing the QP.
 pub(crate) async fn accept(listener: &mut Box<dyn Listener>, options: &Options) -> End {
+    accept_in(listener, options, None).await
+}
+
+async fn accept_in(
+    listener: &mut Box<dyn Listener>,
+    options: &Options,
+    pd: Option<ProtectionDomain>,
+) -> End {
     let mut incoming: Box<dyn Incoming> = listener.incoming().await.unwrap();
-    let mut objects = End::objects(incoming.device(), options);
+    let pd = pd.unwrap_or_else(|| incoming.device().allocate_pd().unwrap());
+    let mut objects = End::objects_in(pd, incoming.device(), options);
     let capacity = End::capacity(options);
     let qp = incoming.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
     let mut end = objects.into_end(qp, options);

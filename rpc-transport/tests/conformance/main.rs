@@ -22,6 +22,7 @@ mod soft;
 mod toy;
 #[cfg(feature = "verbs")]
 mod verbs;
+mod windows;
 
 /// Runs the suite for a fixture, in a module of the given name.
 macro_rules! conformance {
@@ -111,6 +112,19 @@ macro_rules! conformance {
                 rule22_it_goes_with_its_completion_queue
                 rule22_a_device_without_one_says_so
             }
+            windows {
+                rule23_a_window_opens_its_region_to_its_peer
+                rule23_other_queue_pairs_refuse_its_key
+                rule23_an_unbound_window_opens_nothing
+                rule23_an_ended_window_opens_nothing
+                rule23_the_key_of_the_region_opens_nothing
+                rule23_a_window_has_bounds_and_is_never_read
+                rule23_a_wrong_bind_fails_its_queue_pair
+                rule23_what_cannot_be_bound_is_refused
+                rule23_a_window_ends_with_its_queue_pair
+                rule23_windows_go_with_work_outstanding
+                rule23_a_device_without_windows_says_so
+            }
             seeds {
                 s34_new_queue_pair_is_never_mistaken
                 s39_recvs_are_independent_and_their_ids_free
@@ -148,5 +162,28 @@ conformance!(as_bnxt_re, crate::soft::As(&rpc_transport::device::fault::BNXT_RE)
 conformance!(as_irdma, crate::soft::As(&rpc_transport::device::fault::IRDMA));
 conformance!(as_mana, crate::soft::As(&rpc_transport::device::fault::MANA));
 conformance!(toy_device, crate::toy::Toy);
+
+/// The suite sees a device whose windows are open to every queue pair.
+mod open_windows {
+    use crate::fixture::{Fixture, Watchdog};
+    use crate::soft::OpenWindows;
+    use crate::windows;
+
+    fn fails(test: fn(&dyn Fixture)) {
+        let _watchdog = Watchdog::start("a device with open windows");
+        let result = std::panic::catch_unwind(|| test(&OpenWindows));
+        assert!(result.is_err(), "the test passes on a device that breaks the rule");
+    }
+
+    #[test]
+    fn open_windows_fail_the_suite() {
+        fails(windows::rule23_other_queue_pairs_refuse_its_key);
+        fails(windows::rule23_an_unbound_window_opens_nothing);
+        fails(windows::rule23_an_ended_window_opens_nothing);
+        fails(windows::rule23_the_key_of_the_region_opens_nothing);
+        fails(windows::rule23_a_window_ends_with_its_queue_pair);
+    }
+}
+
 #[cfg(feature = "verbs")]
 conformance!(rdma, crate::verbs::Verbs);

@@ -104,6 +104,19 @@ impl Fixture for FaultyMem {
     }
 }
 
+/// `mem://` with windows that break the rule.
+pub(crate) struct OpenWindows;
+
+impl Fixture for OpenWindows {
+    fn listen(&self) -> Box<dyn Listener> {
+        fault::listener(Mem.listen(), FaultPlan::new(0).open_windows(true))
+    }
+
+    fn connector(&self) -> Arc<dyn Connector> {
+        Arc::new(FaultyConnector::new(Mem.connector(), FaultPlan::new(0).open_windows(true)))
+    }
+}
+
 /// `mem://` with the limits of a kind of NIC.
 pub(crate) struct As(pub(crate) &'static DeviceProfile);
 

@@ -1,6 +1,7 @@
 //! Connections whose ends must prove who they are, over every wire, with a fake handshake.
 
 mod changed;
+mod records;
 mod sealed;
 mod strangers;
 mod tap;

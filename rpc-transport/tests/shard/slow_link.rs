@@ -1,11 +1,15 @@
 //! A link that carries 20 kB a second, in virtual time: slow, and not dead.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rpc_transport::connect::schemes;
+use rpc_transport::engine::security::Security;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::LinkConfig;
+use rpc_transport::protocol::lock::Protection;
+use rpc_transport::protocol::lock::fake::FakeFactory;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::yield_now;
 use tokio::time::{Instant, advance, pause};
@@ -62,11 +66,15 @@ impl Link {
         self.down.carry(&self.far, &self.near);
         self.up.carry(&self.near, &self.far)
     }
+
+    /// Takes a tick's bytes of the client, which the host acknowledges, and drops them.
+    fn withhold(&mut self) -> usize {
+        at_once(self.near.try_read(&mut [0; TICK_BYTES]))
+    }
 }
 
 /// A connection of a client and a server through such a link.
-async fn linked() -> ([End; 2], Link) {
-    let config = LinkConfig::default();
+async fn linked(config: LinkConfig, security: Option<[Security; 2]>) -> ([End; 2], Link) {
     let mut listener = schemes::listen(&fresh_address("tcp")).await.unwrap();
     let behind = listener.local_address().to_string().replace("tcp://", "").parse().unwrap();
     let front = small_socket();
@@ -80,11 +88,16 @@ async fn linked() -> ([End; 2], Link) {
     tokio::spawn(theirs);
     let [near, far] = [Probe::new(Habit::Keep), Probe::new(Habit::Keep)];
     let records = [near.record(), far.record()];
+    let [near_security, far_security] = match &security {
+        Some([near, far]) => [Some(near), Some(far)],
+        None => [None, None],
+    };
     let set_up = async {
-        let connect = client.connect(resolved.outgoing, &address, &config, 60 * SECOND, near);
+        let (outgoing, limit) = (resolved.outgoing, 60 * SECOND);
+        let connect = client.connect_with(outgoing, &address, &config, limit, near, near_security);
         let accept = async {
             let incoming = listener.incoming().await.unwrap();
-            server.accept(incoming, &config, far).await.unwrap()
+            server.accept_with(incoming, &config, far, far_security).await.unwrap()
         };
         let (near, far) = tokio::join!(connect, accept);
         (near.unwrap().key, far.key)
@@ -126,7 +139,7 @@ fn small_socket() -> TcpSocket {
 #[test]
 fn large_message_arrives_over_a_slow_link() {
     run_on_one_thread("slow link", async {
-        let ([client, server], mut link) = linked().await;
+        let ([client, server], mut link) = linked(LinkConfig::default(), None).await;
         pause();
         let began = Instant::now();
         let message = vec![7; 4 << 20];
@@ -142,6 +155,48 @@ fn large_message_arrives_over_a_slow_link() {
         }
         assert_eq!(server.next().await.len(), message.len());
         assert!(began.elapsed() > 150 * SECOND, "the link was slow");
+        for end in [client, server] {
+            end.shard.shutdown_now();
+        }
+    });
+}
+
+/// Somebody on the way keeps all that an end sends, and has it acknowledged little by little: that
+/// puts the end off for as long as it puts off that of a silent peer.
+#[test]
+fn forged_acknowledgements_hold_no_sealed_close() {
+    run_on_one_thread("withheld close", async {
+        let factory = |name| {
+            let protection = Protection::Encrypt;
+            Security::new(Arc::new(FakeFactory { protection, ..FakeFactory::new(1, name) }))
+        };
+        let security = [factory("client").expecting("server"), factory("server")];
+        let config = LinkConfig::default().keep_alive(None).receive_buffer_bytes(64 << 10);
+        let ([client, server], mut link) = linked(config, Some(security)).await;
+        // The window grows to what takes minutes to withhold.
+        for _ in 0..2 {
+            client.send(&vec![7; 4 << 20]);
+        }
+        while server.events().received < 2 {
+            link.tick();
+            yield_now().await;
+        }
+        pause();
+        client.send(&vec![7; 4 << 20]);
+        let (began, mut seen_at) = (Instant::now(), std::time::Instant::now());
+        client.shard.release(client.key);
+        while client.events().released == 0 {
+            // The kernel's own time is not virtual: it may take some to pass bytes on.
+            let is_due = link.withhold() > 0 || seen_at.elapsed() > SECOND / 2;
+            if is_due {
+                seen_at = std::time::Instant::now();
+                advance(SECOND / 4).await;
+            }
+            yield_now().await;
+        }
+        let lasted = began.elapsed();
+        assert!(lasted > 20 * SECOND && lasted < 50 * SECOND, "{lasted:?}");
+        assert_eq!(server.events().received, 2);
         for end in [client, server] {
             end.shard.shutdown_now();
         }

@@ -381,8 +381,17 @@ fn early_messages_wait_for_the_connect() {
             client.pump();
         }
         let got: Vec<_> = client.got.iter().map(|got| (got.wr_id, got.status)).collect();
-        let all = [Status::Success, Status::Success, Status::Success, Status::FlushError];
-        let all: Vec<_> = (0..).zip(all).collect();
+        // Over iWARP a SEND completes before its message is there.
+        let arrived = if fails && is_iwarp() {
+            got.iter().filter(|(_, status)| *status == Status::Success).count()
+        } else {
+            3
+        };
+        let all = (0..4).map(|wr_id| match wr_id < arrived as u64 {
+            true => (wr_id, Status::Success),
+            false => (wr_id, Status::FlushError),
+        });
+        let all: Vec<_> = all.collect();
         assert_eq!(got, all[..got.len()]);
     }
 }

@@ -9,7 +9,7 @@ use crate::device::ProviderError;
 use crate::device::locked;
 use crate::memory::budget::{MemoryBudget, Reservation};
 use crate::memory::owned::OwnedMemory;
-use crate::memory::region::{Access, DomainOps, MemoryRegion, ProtectionDomain};
+use crate::memory::region::{Access, DomainOps, MemoryRegion, MemoryWindow, ProtectionDomain};
 
 /// The limit of one process, or of all devices that share the budget.
 #[derive(Debug, Clone)]
@@ -68,6 +68,10 @@ impl DomainOps for LimitedDomain {
 
     fn register(&self, memory: OwnedMemory, access: Access) -> Result<MemoryRegion, ProviderError> {
         self.charged(memory.len(), || self.inner.register(memory, access))
+    }
+
+    fn window(&self, region: &MemoryRegion) -> Result<MemoryWindow, ProviderError> {
+        self.inner.window(region)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -3,13 +3,15 @@
 //! Owns a wrapper around device, connector and listener that reproduces, from a seed, legal
 //! behaviour that real hardware shows only rarely: completions come late, completions of the two
 //! queues change places, memory is read after the post returned, QPs fail, the peer disappears.
-//! Everything it does is legal by the contract of [`crate::device`]. Never loses a completion
-//! that the contract promises, never reorders one queue.
+//! Everything it does is legal by the contract of [`crate::device`], but for
+//! [`FaultPlan::open_windows`]. Never loses a completion that the contract promises, never reorders
+//! one queue.
 //!
 //! Part of the product, so that users can test their whole stack on a bad device. The same plan and
 //! the same calls give the same faults; print the plan when a test fails.
 
 mod locked;
+mod open;
 mod profile;
 mod queue;
 
@@ -30,6 +32,7 @@ use crate::memory::budget::MemoryBudget;
 use crate::memory::region::ProtectionDomain;
 
 use locked::{LimitedDomain, LockLimit};
+use open::OpenDomain;
 pub use profile::{BNXT_RE, DeviceProfile, EFA, IRDMA, MANA, MLX5, PROFILES};
 use queue::FaultyCompletionQueue;
 
@@ -45,6 +48,7 @@ pub struct FaultPlan {
     lose_peer_one_in: Option<u32>,
     loses_recvs: bool,
     drain_polls: u32,
+    opens_windows: bool,
     profile: Option<&'static DeviceProfile>,
     lock_limit: Option<LockLimit>,
 }
@@ -63,6 +67,7 @@ impl FaultPlan {
             lose_peer_one_in: None,
             loses_recvs: false,
             drain_polls: 0,
+            opens_windows: false,
             profile: None,
             lock_limit: None,
         }
@@ -128,6 +133,15 @@ impl FaultPlan {
     #[must_use]
     pub fn drain_late(mut self, polls: u32) -> Self {
         self.drain_polls = polls;
+        self
+    }
+
+    /// Gives windows the key of their region, which every queue pair of the domain accepts, bound
+    /// or not; default off. This breaks contract rule 23, so that tests of windows can be seen to
+    /// fail.
+    #[must_use]
+    pub fn open_windows(mut self, on: bool) -> Self {
+        self.opens_windows = on;
         self
     }
 
@@ -222,7 +236,10 @@ impl Device for FaultyDevice {
     }
 
     fn allocate_pd(&self) -> Result<ProtectionDomain, ProviderError> {
-        let inner = self.inner.allocate_pd()?;
+        let mut inner = self.inner.allocate_pd()?;
+        if self.plan.opens_windows {
+            inner = ProtectionDomain::new(Arc::new(OpenDomain { inner }));
+        }
         Ok(match self.plan.lock_limit.clone() {
             Some(limit) => ProtectionDomain::new(Arc::new(LimitedDomain { inner, limit })),
             None => inner,

@@ -94,7 +94,7 @@ pub static MANA: DeviceProfile = DeviceProfile {
     max_cqe: 1024,
     max_srq_wr: 0,
     command_time: Duration::ZERO,
-    lacks: LACK_ALL.with(Capabilities::FLUSHES_LATE_SENDS),
+    lacks: LACK_ALL.with(Capabilities::FLUSHES_LATE_SENDS).with(Capabilities::WINDOWS),
 };
 
 /// Amazon's NIC: UD and its own SRD, no RC (rdma-core, providers/efa/verbs.c, `create_qp`), and

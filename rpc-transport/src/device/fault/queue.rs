@@ -304,6 +304,7 @@ impl FaultyCompletionQueue {
             SendOp::SendWithImm(_) => Capabilities::IMMEDIATE,
             SendOp::WriteWithImm(..) => Capabilities::WRITE_WITH_IMM,
             SendOp::Read { .. } => Capabilities::READ,
+            SendOp::Bind => Capabilities::WINDOWS,
         };
         if !self.capabilities.contains(needed) {
             return Err(PostErrorKind::Unsupported);
@@ -346,6 +347,7 @@ fn hold_wr(wr: &mut SendWr<'_>, due: u64) -> HeldWr {
         Source::InlineGather(a, b) => (Source::Empty, Some([a, b].concat())),
         Source::Buffer { buffer, start, len } => (Source::Buffer { buffer, start, len }, None),
         Source::Region { region, start, len } => (Source::Region { region, start, len }, None),
+        Source::Window(window) => (Source::Window(window), None),
         Source::Empty => (Source::Empty, None),
     };
     let op = std::mem::take(&mut wr.op);
@@ -484,6 +486,10 @@ impl CompletionQueue for FaultyCompletionQueue {
 
     fn attend(&mut self) {
         self.inner.attend();
+    }
+
+    fn release_buffers(&mut self, qp: QpHandle) {
+        self.inner.release_buffers(qp);
     }
 
     fn release_pages(&mut self, qp: QpHandle) {

@@ -514,6 +514,12 @@ impl CompletionQueue for SoftCompletionQueue {
         find(&mut self.entries, qp).map(QueuePair::traffic)
     }
 
+    fn release_buffers(&mut self, qp: QpHandle) {
+        if let Some(qp) = find(&mut self.entries, qp) {
+            qp.release_buffers();
+        }
+    }
+
     fn release_pages(&mut self, qp: QpHandle) {
         if let Some(qp) = find(&mut self.entries, qp) {
             qp.release_pages();

@@ -11,6 +11,8 @@
 //!    false, and a peer that has mapped the region sees [`Memory::revoked`].
 #![allow(unsafe_code, reason = "hands out the addresses of registered memory")]
 
+mod window;
+
 use std::any::Any;
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -25,8 +27,12 @@ use std::sync::{Arc, OnceLock};
 use crate::device::ProviderError;
 use crate::lock::Mutex;
 use crate::memory::owned::{OwnedMemory, OwnedParts};
-use crate::memory::region::{Access, DomainOps, MemoryRegion, ProtectionDomain, RegionParts};
+use crate::memory::region::{
+    Access, DomainOps, MemoryRegion, MemoryWindow, ProtectionDomain, RegionParts,
+};
 
+use self::window::Bound;
+pub(super) use self::window::{QpNumber, SoftWindow};
 use super::mapping::{self, Mapping, page_bytes};
 
 /// The bytes of a region, as the engines access them.
@@ -34,6 +40,8 @@ pub(super) struct Memory {
     base: NonNull<u8>,
     len: usize,
     live: AtomicBool,
+    /// Windows made so far.
+    windows: AtomicU32,
     /// The memory file, if a peer on this machine may map it.
     file: Option<OwnedFd>,
     /// Keeps `base` valid.
@@ -70,7 +78,7 @@ impl Memory {
 
     /// The memory file and its size, if a peer may map it. The file has one page more than the
     /// region. The first word of that page shows a peer that has mapped the file whether the region
-    /// was deregistered.
+    /// was deregistered, each further word whether a window of it has ended.
     pub(super) fn file(&self) -> Option<(BorrowedFd<'_>, usize)> {
         let file = self.file.as_ref()?.as_fd();
         Some((file, self.revoked_offset() + page_bytes()))
@@ -80,12 +88,25 @@ impl Memory {
         revoked_offset(self.len)
     }
 
+    /// The number of another window; `None` if there are more than words to revoke them with.
+    pub(super) fn next_window(&self) -> Option<u32> {
+        let number = self.windows.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        ((number as usize) < revoked_words()).then_some(number)
+    }
+
     fn revoke(&self) {
         self.live.store(false, Ordering::Release);
+        self.show_revoked(0);
+    }
+
+    /// Shows peers that have mapped the file that the region (0), or a window of it, has ended.
+    pub(super) fn show_revoked(&self, number: u32) {
+        debug_assert!((number as usize) < revoked_words());
         if self.file.is_some() {
+            let offset = self.revoked_offset() + number as usize * size_of::<AtomicU32>();
             // SAFETY: a memory file is mapped with one page behind the region's pages.
-            let word = unsafe { self.base.add(self.revoked_offset()) }.cast::<AtomicU32>();
-            // SAFETY: page-aligned, mapped while `self` lives, only accessed atomically.
+            let word = unsafe { self.base.add(offset) }.cast::<AtomicU32>();
+            // SAFETY: aligned, mapped while `self` lives, only accessed atomically.
             unsafe { word.as_ref() }.store(1, Ordering::SeqCst);
         }
     }
@@ -103,11 +124,18 @@ pub(super) fn revoked_offset(len: usize) -> usize {
     len.max(1).next_multiple_of(page_bytes())
 }
 
-/// A region that peers may access by its rkey.
+/// Words behind a region: for itself, and for its windows.
+pub(super) fn revoked_words() -> usize {
+    page_bytes() / size_of::<AtomicU32>()
+}
+
+/// A region that peers may access by its rkey, or a window of one.
 #[derive(Debug, Clone)]
 pub(super) struct Registered {
     pub(super) memory: Arc<Memory>,
     pub(super) access: Access,
+    /// `Some`: the key of a window that is bound.
+    pub(super) window: Option<Arc<Bound>>,
     pub(super) remote_base: u64,
 }
 
@@ -141,6 +169,13 @@ impl SoftDomain {
     }
 }
 
+impl Registered {
+    /// Whether the key is still valid.
+    pub(super) fn is_live(&self) -> bool {
+        self.memory.is_live() && !self.window.as_ref().is_some_and(|bound| bound.has_ended())
+    }
+}
+
 impl DomainTable {
     /// Identity, unique in this process.
     pub(super) fn id(&self) -> u64 {
@@ -154,8 +189,12 @@ impl DomainTable {
         address: u64,
         len: u64,
         write: bool,
+        qp: QpNumber,
     ) -> Option<(Registered, usize)> {
         let region = self.regions.lock().get(&rkey)?.clone();
+        if region.window.as_ref().is_some_and(|bound| bound.qp != qp) {
+            return None;
+        }
         let allowed = if write { region.access.remote_write } else { region.access.remote_read };
         let offset = address.checked_sub(region.remote_base)?;
         let end = offset.checked_add(len)?;
@@ -164,6 +203,24 @@ impl DomainTable {
         }
         let offset = usize::try_from(offset).ok()?;
         Some((region, offset))
+    }
+
+    /// Adds a window under a key of its own.
+    pub(super) fn add(&self, window: Registered) -> u32 {
+        let mut regions = self.regions.lock();
+        let rkey = fresh_key(next_number(), |key| regions.contains_key(&key));
+        regions.insert(rkey, window);
+        rkey
+    }
+
+    /// Changes what a window allows.
+    pub(super) fn replace(&self, rkey: u32, window: Registered) {
+        self.regions.lock().insert(rkey, window);
+    }
+
+    /// Takes a key away: no access begins by it any more.
+    pub(super) fn remove(&self, rkey: u32) {
+        self.regions.lock().remove(&rkey);
     }
 
     fn insert(self: &Arc<Self>, memory: Memory, access: Access) -> MemoryRegion {
@@ -175,7 +232,7 @@ impl DomainTable {
             let rkey = fresh_key(number, |key| regions.contains_key(&key));
             if access.is_remote() {
                 let memory = Arc::clone(&memory);
-                regions.insert(rkey, Registered { memory, access, remote_base });
+                regions.insert(rkey, Registered { memory, access, remote_base, window: None });
             }
             rkey
         };
@@ -199,15 +256,22 @@ impl DomainTable {
 
 /// A registered region; dropping it deregisters.
 #[derive(Debug)]
-struct Registration {
+pub(super) struct Registration {
     table: Arc<DomainTable>,
     rkey: u32,
     memory: Arc<Memory>,
 }
 
+impl Registration {
+    /// The bytes.
+    pub(super) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+}
+
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.table.regions.lock().remove(&self.rkey);
+        self.table.remove(self.rkey);
         self.memory.revoke();
     }
 }
@@ -228,10 +292,15 @@ impl DomainOps for SoftDomain {
             base,
             len,
             live: AtomicBool::new(true),
+            windows: AtomicU32::new(0),
             file: None,
             _backing: Backing::Owned { _owner: owner },
         };
         Ok(self.shared.insert(memory, access))
+    }
+
+    fn window(&self, region: &MemoryRegion) -> Result<MemoryWindow, ProviderError> {
+        SoftWindow::of_region(&self.shared, region)
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -259,6 +328,7 @@ fn mapped(mapping: Mapping, len: usize, file: Option<OwnedFd>) -> Memory {
         base: mapping.base(),
         len,
         live: AtomicBool::new(true),
+        windows: AtomicU32::new(0),
         file,
         _backing: Backing::Mapped { _mapping: mapping },
     }
@@ -296,9 +366,10 @@ mod tests {
     fn only_what_a_region_covers_and_allows_resolves() {
         let pd = SoftDomain::allocate();
         let table = table(&pd);
+        let qp = QpNumber::next();
         let region = pd.allocate(100, Access::REMOTE_WRITE).unwrap();
         let at = |offset| region.remote_address(offset);
-        let resolve = |address, len, write| table.resolve(region.rkey(), address, len, write);
+        let resolve = |address, len, write| table.resolve(region.rkey(), address, len, write, qp);
         assert_eq!(resolve(at(0), 100, true).unwrap().1, 0);
         assert_eq!(resolve(at(99), 1, true).unwrap().1, 99);
         assert_eq!(resolve(at(100), 0, true).unwrap().1, 100);
@@ -308,20 +379,21 @@ mod tests {
         assert!(resolve(at(0).wrapping_sub(1), 1, true).is_none());
         assert!(resolve(u64::MAX, 2, true).is_none());
         assert!(resolve(at(1), u64::MAX, true).is_none());
-        assert!(table.resolve(region.lkey(), at(0), 1, true).is_none());
+        assert!(table.resolve(region.lkey(), at(0), 1, true, qp).is_none());
         let local = pd.allocate(100, Access::LOCAL).unwrap();
-        assert!(table.resolve(local.rkey(), local.remote_address(0), 1, true).is_none());
+        assert!(table.resolve(local.rkey(), local.remote_address(0), 1, true, qp).is_none());
     }
 
     #[test]
     fn deregistration_spares_an_access_already_begun() {
         let pd = SoftDomain::allocate();
         let table = table(&pd);
+        let qp = QpNumber::next();
         let region = pd.register(vec![3; 10], Access::REMOTE_WRITE).unwrap();
         let (rkey, address) = (region.rkey(), region.remote_address(0));
-        let (begun, _) = table.resolve(rkey, address, 10, true).unwrap();
+        let (begun, _) = table.resolve(rkey, address, 10, true, qp).unwrap();
         drop(region);
-        assert!(table.resolve(rkey, address, 10, true).is_none());
+        assert!(table.resolve(rkey, address, 10, true, qp).is_none());
         assert!(!begun.memory.is_live());
         // SAFETY: `begun` keeps the memory alive, nobody else accesses it.
         assert_eq!(unsafe { begun.memory.base().read() }, 3);

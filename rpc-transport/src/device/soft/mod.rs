@@ -88,6 +88,7 @@ impl SoftDevice {
             .with(Capabilities::KEEPS_CUT_OFF_RECVS)
             .with(Capabilities::EMPTY_SEND)
             .with(Capabilities::FREE_REGISTRATION)
+            .with(Capabilities::WINDOWS)
             .with(wire);
         let attributes = DeviceAttributes {
             name: name.to_owned(),

@@ -175,6 +175,13 @@ impl Outbox {
         }
     }
 
+    /// Frees the buffer, unless something waits in it.
+    pub(super) fn release_buffer(&mut self) {
+        if self.is_empty() {
+            (self.buffer, self.start) = (Vec::new(), 0);
+        }
+    }
+
     /// Drops everything.
     pub(super) fn clear(&mut self) {
         *self = Self { written_bytes: self.written_bytes, ..Self::default() };
@@ -303,5 +310,16 @@ mod tests {
         assert_eq!(&outbox.buffer[outbox.start..], b"pt and lasting");
         outbox.written(14);
         assert!(outbox.is_empty() && outbox.buffer.is_empty());
+    }
+
+    #[test]
+    fn only_empty_buffer_is_released() {
+        let mut outbox = Outbox::default();
+        outbox.copy(b"long");
+        outbox.release_buffer();
+        assert_eq!(outbox.buffer, b"long");
+        outbox.written(4);
+        outbox.release_buffer();
+        assert_eq!(outbox.buffer.capacity(), 0);
     }
 }

@@ -111,6 +111,16 @@ impl Span {
     }
 }
 
+/// `aux` of [`Op::MapAnswer`]: what the peer may do, and the number of the word that revokes it.
+pub(super) fn encode_rights(write: bool, read: bool, word: u32) -> u32 {
+    u32::from(write) | u32::from(read) << 1 | word << 2
+}
+
+/// The opposite of [`encode_rights`].
+pub(super) fn decode_rights(aux: u32) -> (bool, bool, u32) {
+    (aux & 1 != 0, aux & 2 != 0, aux >> 2)
+}
+
 /// The optional field between a packet's head and its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extension {
@@ -271,6 +281,19 @@ mod tests {
             assert_eq!((head.extension_bytes(), head.payload_bytes()), (len, 5));
             assert_eq!(Extension::decode(&bytes[..len]), extension);
         }
+    }
+
+    #[test]
+    fn a_map_answer_is_as_documented() {
+        let aux = encode_rights(true, false, 5);
+        assert_eq!(decode_rights(aux), (true, false, 5));
+        assert_eq!(decode_rights(encode_rights(false, true, u32::MAX >> 2)).2, u32::MAX >> 2);
+        let span = Span { address: 0x0102_0304_0506_0708, rkey: 9, aux, len: 4096 };
+        let (bytes, len) = Extension::Span(span).encode();
+        let head = Head { op: Op::MapAnswer, flags: Flags::LAST, body_bytes: 24 };
+        assert_eq!(head.encode().to_le_bytes(), [7, 2, 24, 0]);
+        let span = [8, 7, 6, 5, 4, 3, 2, 1, 9, 0, 0, 0, 0x15, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0];
+        assert_eq!(bytes[..len], span);
     }
 
     #[test]

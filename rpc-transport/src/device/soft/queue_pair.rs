@@ -19,7 +19,7 @@ use crate::device::{
     Status, Traffic,
 };
 
-use super::domain::DomainTable;
+use super::domain::{DomainTable, QpNumber};
 use super::landing::{Refusal, TakePackets};
 use super::packet::{Head, Op};
 use super::requester::Requester;
@@ -84,14 +84,21 @@ pub(super) struct QueuePair {
 impl QueuePair {
     pub(super) fn new(handle: QpHandle, domain: Arc<DomainTable>, capacity: QpCapacity) -> Self {
         let inline = capacity.max_inline_bytes.min(super::MAX_INLINE_BYTES);
+        let number = QpNumber::next();
         Self {
             wire: Wire::None,
             handle,
             reserved: capacity.max_send_wr + capacity.max_recv_wr,
             state: QpState::Init,
             used: Slots::default(),
-            requester: Requester::new(handle, domain.id(), capacity.max_send_wr, inline),
-            responder: Responder::new(handle, domain, capacity.max_recv_wr, capacity.uses_srq),
+            requester: Requester::new(handle, number, domain.id(), capacity.max_send_wr, inline),
+            responder: Responder::new(
+                handle,
+                number,
+                domain,
+                capacity.max_recv_wr,
+                capacity.uses_srq,
+            ),
             stopped: false,
             closing: false,
             gone: false,
@@ -142,6 +149,11 @@ impl QueuePair {
     pub(super) fn traffic(&mut self) -> Traffic {
         let traffic = self.wire.traffic();
         Traffic { pending: traffic.pending + self.requester.waiting_bytes(), ..traffic }
+    }
+
+    /// Frees memory of what was sent.
+    pub(super) fn release_buffers(&mut self) {
+        self.wire.release_buffers();
     }
 
     /// Gives the memory behind RECVs that wait back to the operating system, until it is written.

@@ -22,9 +22,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::device::RemoteSlice;
 use crate::memory::copy;
 
-use super::domain::revoked_offset;
+use super::domain::{revoked_offset, revoked_words};
 use super::mapping::{self, Mapping, page_bytes};
-use super::packet::Span;
+use super::packet::{Span, decode_rights};
 use super::ring::Piece;
 
 /// Most regions remembered; beyond it the oldest is dropped.
@@ -41,6 +41,8 @@ struct PeerRegion {
     len: u64,
     may_write: bool,
     may_read: bool,
+    /// Number of the word behind the region that shows its end.
+    word: usize,
     /// `None` if the region must be accessed through the peer's engine.
     mapping: Option<Mapping>,
 }
@@ -121,11 +123,14 @@ impl Regions {
         answer: Span,
         file: Option<BorrowedFd<'_>>,
     ) -> std::io::Result<()> {
-        let (may_write, may_read) = (answer.aux & 1 != 0, answer.aux & 2 != 0);
+        let (may_write, may_read, word) = decode_rights(answer.aux);
+        let word = word as usize;
         self.list.retain(|region| region.rkey != answer.rkey && !region.is_revoked());
         self.list.truncate(MAX_REGIONS - 1);
         let mapped = match file {
-            Some(file) if self.make_room(answer.len) => map(answer.len, file, may_write).map(Some),
+            Some(file) if word < revoked_words() && self.make_room(answer.len) => {
+                map(answer.len, file, may_write).map(Some)
+            }
             _ => Ok(None),
         };
         let (mapping, result) = match mapped {
@@ -138,6 +143,7 @@ impl Regions {
             len: answer.len,
             may_write,
             may_read,
+            word,
             mapping,
         });
         result
@@ -160,13 +166,15 @@ impl Regions {
 }
 
 impl PeerRegion {
-    /// Whether the peer has deregistered the region.
+    /// Whether the peer has deregistered the region, or its window has ended.
     fn is_revoked(&self) -> bool {
         let Some(mapping) = &self.mapping else { return false };
         let offset = revoked_offset(usize::try_from(self.len).unwrap_or(0));
-        // SAFETY: the mapping has one page after the region's pages (`map`).
+        let offset = offset + self.word * size_of::<AtomicU32>();
+        // SAFETY: the mapping has one page after the region's pages (`map`), and the word is in it
+        // (`insert`).
         let word = unsafe { mapping.base().add(offset) }.cast::<AtomicU32>();
-        // SAFETY: page-aligned, mapped while `mapping` lives, only accessed atomically.
+        // SAFETY: aligned, mapped while `mapping` lives, only accessed atomically.
         unsafe { word.as_ref() }.load(Ordering::Acquire) != 0
     }
 }

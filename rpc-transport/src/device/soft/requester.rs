@@ -17,8 +17,9 @@ use crate::device::{
     Completion, CompletionKind, Opcode, PostErrorKind, QpHandle, RemoteSlice, SendOp, SendWr,
     Source, Status,
 };
-use crate::memory::region::{Buffer, MemoryRegion};
+use crate::memory::region::{Buffer, MemoryRegion, MemoryWindow};
 
+use super::domain::{QpNumber, SoftWindow};
 use super::in_flight::{InFlight, InFlightWr};
 use super::packet::{Extension, Flags, MAX_READS, Nak, Op, Span};
 use super::ring::{Feedback, Piece, Unsent};
@@ -36,12 +37,13 @@ pub(super) enum Held {
     Inline(Vec<u8>),
     Buffer { buffer: Buffer, start: u32, len: u32 },
     Region { region: MemoryRegion, start: u64, len: u64 },
+    Window(MemoryWindow),
 }
 
 impl Held {
     fn len(&self) -> u64 {
         match self {
-            Self::Nothing => 0,
+            Self::Nothing | Self::Window(_) => 0,
             Self::Inline(bytes) => bytes.len() as u64,
             Self::Buffer { len, .. } => u64::from(*len),
             Self::Region { len, .. } => *len,
@@ -54,13 +56,14 @@ impl Held {
             Self::Nothing | Self::Inline(_) => None,
             Self::Buffer { buffer, .. } => Some(buffer.region().domain()),
             Self::Region { region, .. } => Some(region.domain()),
+            Self::Window(window) => Some(window.region().domain()),
         }
     }
 
     /// `len` bytes starting at `offset`; the caller stays within [`Held::len`].
     fn piece(&self, offset: u64, len: usize) -> Piece {
         let (base, start) = match self {
-            Self::Nothing => return Piece::EMPTY,
+            Self::Nothing | Self::Window(_) => return Piece::EMPTY,
             Self::Inline(bytes) => (NonNull::from(&bytes[..]).cast(), 0),
             Self::Buffer { buffer, start, .. } => (buffer.as_ptr(), u64::from(*start)),
             Self::Region { region, start, .. } => (region.base(), *start),
@@ -99,7 +102,8 @@ struct Waiting {
     sent: u64,
     /// Whether the first packet has been sent.
     begun: bool,
-    /// Whether the bytes of a WRITE or READ have been copied already, through the mapped region.
+    /// Whether the bytes of a WRITE or READ have been copied already, through the mapped region,
+    /// or the window is bound.
     placed: bool,
 }
 
@@ -126,6 +130,7 @@ impl From<Unsent> for Start {
 #[derive(Debug)]
 pub(super) struct Requester {
     handle: QpHandle,
+    number: QpNumber,
     domain: u64,
     max_wr: u32,
     max_inline_bytes: u32,
@@ -142,9 +147,16 @@ pub(super) struct Requester {
 }
 
 impl Requester {
-    pub(super) fn new(handle: QpHandle, domain: u64, max_wr: u32, max_inline_bytes: u32) -> Self {
+    pub(super) fn new(
+        handle: QpHandle,
+        number: QpNumber,
+        domain: u64,
+        max_wr: u32,
+        max_inline_bytes: u32,
+    ) -> Self {
         Self {
             handle,
+            number,
             domain,
             max_wr,
             max_inline_bytes,
@@ -301,6 +313,7 @@ impl Requester {
             Source::InlineGather(a, b) => Held::Inline([a, b].concat()),
             Source::Buffer { buffer, start, len } => Held::Buffer { buffer, start, len },
             Source::Region { region, start, len } => Held::Region { region, start, len },
+            Source::Window(window) => Held::Window(window),
         };
         let (wr_id, signaled) = (wr.wr_id, wr.signaled);
         let waiting = Waiting { wr_id, op, signaled, held, sent: 0, begun: false, placed: false };
@@ -334,7 +347,7 @@ impl Requester {
     }
 
     fn start_front(&mut self, wire: &mut Wire) -> Start {
-        let (domain, reads) = (self.domain, self.reads);
+        let (domain, number, reads) = (self.domain, self.number, self.reads);
         let Some(wr) = self.waiting.front_mut() else { return Start::Blocked };
         if wr.held.domain().is_some_and(|held| held != domain) {
             return Start::Failed(Status::LocalProtection);
@@ -346,6 +359,7 @@ impl Requester {
             Opcode::WriteWithImm(remote, imm) => wr.write(remote, Some(imm), wire),
             Opcode::Read(_) if reads >= MAX_READS => Start::Blocked,
             Opcode::Read(remote) => wr.read(remote, wire),
+            Opcode::Bind => wr.bind(number, wire),
         }
     }
 
@@ -525,6 +539,18 @@ impl Waiting {
             Ok(end) => Start::Gone { end, reading: false },
             Err(unsent) => unsent.into(),
         }
+    }
+
+    /// Binds a window, once. It has nothing to do on the wire but to complete in its turn.
+    fn bind(&mut self, qp: QpNumber, wire: &mut Wire) -> Start {
+        let Held::Window(window) = &self.held else {
+            return Start::Failed(Status::LocalQpOperation);
+        };
+        if !self.placed && !SoftWindow::bind(window, qp) {
+            return Start::Failed(Status::LocalQpOperation);
+        }
+        self.placed = true;
+        self.gone_when_all_is_accepted(wire)
     }
 
     /// Finishes a WR whose bytes have already been copied. It completes in post order: once

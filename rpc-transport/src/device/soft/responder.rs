@@ -18,9 +18,9 @@ use std::sync::Arc;
 use crate::device::{Completion, CompletionKind, QpHandle, RecvWr, Status};
 use crate::memory::pages;
 
-use super::domain::{DomainTable, Memory, Registered};
+use super::domain::{DomainTable, Memory, QpNumber, Registered};
 use super::landing::{Landing, Refusal};
-use super::packet::{Extension, Flags, Head, MAX_READS, Op, Span};
+use super::packet::{Extension, Flags, Head, MAX_READS, Op, Span, encode_rights};
 use super::posted::{Posted, Recvs};
 use super::prefetch;
 use super::ring::Piece;
@@ -32,7 +32,7 @@ use super::wire::Wire;
 enum Message {
     None,
     Send { filled: usize },
-    Write { memory: Option<Arc<Memory>>, at: usize, left: u64, total: u64, imm: Option<u32> },
+    Write { target: Option<Registered>, at: usize, left: u64, total: u64, imm: Option<u32> },
 }
 
 /// An answer owed to the peer.
@@ -46,6 +46,7 @@ enum Answer {
 #[derive(Debug)]
 pub(super) struct Responder {
     handle: QpHandle,
+    number: QpNumber,
     domain: Arc<DomainTable>,
     max_wr: u32,
     recvs: Recvs,
@@ -59,12 +60,13 @@ pub(super) struct Responder {
 impl Responder {
     pub(super) fn new(
         handle: QpHandle,
+        number: QpNumber,
         domain: Arc<DomainTable>,
         max_wr: u32,
         uses_srq: bool,
     ) -> Self {
         let (recvs, answers) = (Recvs::default(), VecDeque::new());
-        Self { handle, domain, max_wr, recvs, uses_srq, message: Message::None, answers }
+        Self { handle, number, domain, max_wr, recvs, uses_srq, message: Message::None, answers }
     }
 
     pub(super) fn uses_srq(&self) -> bool {
@@ -204,16 +206,16 @@ impl Responder {
         if !matches!(self.message, Message::None) {
             return Err(Refusal::Protocol);
         }
-        let (memory, at) = if span.len == 0 {
+        let (target, at) = if span.len == 0 {
             // A zero-length WRITE touches nothing, so its key is not checked (as on InfiniBand).
             (None, 0)
         } else {
-            let found = self.domain.resolve(span.rkey, span.address, span.len, true);
+            let found = self.resolve(span, true);
             let (region, at) = found.ok_or(Refusal::Access)?;
-            (Some(region.memory), at)
+            (Some(region), at)
         };
         let imm = head.flags.contains(Flags::IMM).then_some(span.aux);
-        self.message = Message::Write { memory, at, left: span.len, total: span.len, imm };
+        self.message = Message::Write { target, at, left: span.len, total: span.len, imm };
         self.land_write(head, sink)
     }
 
@@ -229,15 +231,19 @@ impl Responder {
         if last && imm.is_some() {
             self.next_recv(sink).ok_or(Refusal::NotReady)?;
         }
-        let Message::Write { memory, at, .. } = &self.message else {
+        let Message::Write { target, at, .. } = &self.message else {
             return Err(Refusal::Protocol);
         };
-        let Some(memory) = memory else { return Ok(NonNull::dangling()) };
-        if !memory.is_live() {
+        let Some(target) = target else { return Ok(NonNull::dangling()) };
+        if !target.is_live() {
             return Err(Refusal::Access);
         }
         // SAFETY: `resolve` checked that at + left lies inside the memory, and payload <= left.
-        Ok(unsafe { memory.base().add(*at) })
+        Ok(unsafe { target.memory.base().add(*at) })
+    }
+
+    fn resolve(&self, span: Span, write: bool) -> Option<(Registered, usize)> {
+        self.domain.resolve(span.rkey, span.address, span.len, write, self.number)
     }
 
     fn begin_read(&mut self, head: Head, span: Span) -> Result<Landing, Refusal> {
@@ -245,7 +251,7 @@ impl Responder {
             return Err(Refusal::Protocol);
         }
         if span.len > 0 {
-            let found = self.domain.resolve(span.rkey, span.address, span.len, false);
+            let found = self.resolve(span, false);
             let (region, at) = found.ok_or(Refusal::Access)?;
             let memory = region.memory;
             self.answers.push_back(Answer::Read { memory, at, left: span.len, begun: false });
@@ -260,14 +266,16 @@ impl Responder {
         if maps.count() >= 2 || !matches!(self.message, Message::None) {
             return Err(Refusal::Protocol);
         }
-        let found = self.domain.resolve(span.rkey, span.address, span.len, span.aux != 0);
+        let found = self.resolve(span, span.aux != 0);
         let (region, _) = found.ok_or(Refusal::Access)?;
-        let file_bytes = region.memory.file().map_or(0, |_| region.memory.len() as u64);
+        let word = region.window.as_ref().map_or(Some(0), |bound| bound.word);
+        let is_mappable = word.is_some() && region.memory.file().is_some();
+        let file_bytes = if is_mappable { region.memory.len() as u64 } else { 0 };
         let access = region.access;
         let span = Span {
             address: region.remote_base,
             rkey: span.rkey,
-            aux: u32::from(access.remote_write) | u32::from(access.remote_read) << 1,
+            aux: encode_rights(access.remote_write, access.remote_read, word.unwrap_or(0)),
             len: file_bytes,
         };
         let region = (file_bytes > 0).then_some(region);

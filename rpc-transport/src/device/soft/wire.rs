@@ -115,6 +115,13 @@ impl Wire {
         }
     }
 
+    /// Frees memory of what was sent.
+    pub(super) fn release_buffers(&mut self) {
+        if let Self::Tcp(wire) = self {
+            wire.release_buffers();
+        }
+    }
+
     /// How far the bytes have got. Excludes what the requester still holds.
     pub(super) fn traffic(&mut self) -> Traffic {
         match self {

@@ -321,6 +321,11 @@ impl TcpWire {
         }
     }
 
+    /// Frees memory of what was sent.
+    pub(super) fn release_buffers(&mut self) {
+        self.outbox.release_buffer();
+    }
+
     /// Bytes read; bytes written that the peer's kernel has acknowledged; bytes that it has not.
     pub(super) fn traffic(&self) -> Traffic {
         let (written, waiting) = (self.outbox.written_bytes(), self.outbox.len());

@@ -18,7 +18,7 @@ use std::ptr;
 
 use crate::device::Opcode;
 
-use super::ffi::{self, Plain, ibv_send_flags, ibv_wr_opcode};
+use super::ffi::{self, Bind, Plain, ibv_send_flags, ibv_wr_opcode};
 use super::queue_pair::QpGuard;
 
 /// A batch of this many WRs is posted at once, so that the device can start.
@@ -39,6 +39,8 @@ pub(super) enum Bytes<'a> {
         /// Local key.
         lkey: u32,
     },
+    /// None, but a window.
+    Window(Bind),
 }
 
 /// The device refused some WRs of a batch.
@@ -96,6 +98,11 @@ impl Batch {
         let sge = match bytes {
             Bytes::None => {
                 wr.num_sge = 0;
+                ffi::ibv_sge { addr: 0, length: 0, lkey: 0 }
+            }
+            Bytes::Window(bind) => {
+                wr.num_sge = 0;
+                ffi::set_bind(wr, bind);
                 ffi::ibv_sge { addr: 0, length: 0, lkey: 0 }
             }
             Bytes::Memory { address, len, lkey } => {
@@ -225,6 +232,7 @@ fn set_operation(wr: &mut ffi::ibv_send_wr, op: Opcode) {
             wr.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
             ffi::set_remote(wr, from.address, from.rkey);
         }
+        Opcode::Bind => wr.opcode = ibv_wr_opcode::IBV_WR_BIND_MW,
     }
 }
 

@@ -128,7 +128,7 @@ impl VerbsDevice {
             max_qp_wr: max_qp_wr.saturating_sub(1).min(MAX_WRS),
             max_cqe: CqGuard::usable_entries(max_cqe),
             max_srq_wr: max_srq_wr(raw, &limits),
-            capabilities: capabilities(quirks, max_reads),
+            capabilities: capabilities(quirks, max_reads, has_windows(&limits)),
         };
         // SAFETY: the context is open.
         let comp_vectors = unsafe { raw.as_ref().num_comp_vectors }.max(1);
@@ -254,7 +254,13 @@ fn max_message_bytes(context: &Context, ports: u8) -> u64 {
     limits.map(|port| u64::from(port.max_msg_sz)).min().unwrap_or(1 << 31)
 }
 
-fn capabilities(quirks: Quirks, max_reads: u8) -> Capabilities {
+/// Whether it has memory windows that belong to one QP.
+fn has_windows(limits: &ffi::ibv_device_attr) -> bool {
+    let type_2b = ffi::ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0;
+    limits.max_mw > 0 && limits.device_cap_flags & type_2b != 0
+}
+
+fn capabilities(quirks: Quirks, max_reads: u8, has_windows: bool) -> Capabilities {
     let late_sends = match quirks.no_late_sends {
         true => Capabilities::NONE,
         false => Capabilities::FLUSHES_LATE_SENDS,
@@ -267,7 +273,9 @@ fn capabilities(quirks: Quirks, max_reads: u8) -> Capabilities {
         .with(Capabilities::IMMEDIATE)
         .with(Capabilities::WRITE_WITH_IMM)
         .with(Capabilities::REMOTE_ERRORS);
-    if max_reads > 0 { infiniband.with(Capabilities::READ) } else { infiniband }
+    let windows = if has_windows { Capabilities::WINDOWS } else { Capabilities::NONE };
+    let reads = if max_reads > 0 { Capabilities::READ } else { Capabilities::NONE };
+    infiniband.with(reads).with(windows)
 }
 
 /// Most RECVs of an SRQ. None over iWARP: one that is empty has no RNR to tell it, and ends the

@@ -20,21 +20,21 @@ use std::ptr::NonNull;
 pub(super) use rdma_sys::{
     ___ibv_query_port, ibv_access_flags, ibv_ack_async_event, ibv_ack_cq_events, ibv_alloc_pd,
     ibv_async_event, ibv_close_device, ibv_comp_channel, ibv_context, ibv_cq,
-    ibv_create_comp_channel, ibv_create_cq, ibv_create_qp, ibv_create_srq, ibv_dealloc_pd,
-    ibv_dereg_mr, ibv_destroy_comp_channel, ibv_destroy_cq, ibv_destroy_qp, ibv_destroy_srq,
-    ibv_device, ibv_device_attr, ibv_fork_init, ibv_free_device_list, ibv_get_async_event,
-    ibv_get_cq_event, ibv_get_device_list, ibv_get_device_name, ibv_gid, ibv_modify_qp, ibv_mr,
-    ibv_open_device, ibv_pd, ibv_poll_cq, ibv_port_attr, ibv_port_state, ibv_post_recv,
-    ibv_post_send, ibv_post_srq_recv, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap,
-    ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_query_device, ibv_query_gid, ibv_query_qp,
-    ibv_recv_wr, ibv_reg_mr_iova2, ibv_req_notify_cq, ibv_send_flags, ibv_send_wr, ibv_sge,
-    ibv_srq, ibv_srq_init_attr, ibv_transport_type, ibv_wc, ibv_wc_flags, ibv_wc_opcode,
-    ibv_wr_opcode, rdma_accept, rdma_ack_cm_event, rdma_bind_addr, rdma_cm_event, rdma_cm_id,
-    rdma_conn_param, rdma_connect, rdma_create_event_channel, rdma_create_id,
-    rdma_destroy_event_channel, rdma_destroy_id, rdma_disconnect, rdma_establish,
-    rdma_event_channel, rdma_free_devices, rdma_get_cm_event, rdma_get_devices, rdma_init_qp_attr,
-    rdma_listen, rdma_port_space, rdma_reject, rdma_resolve_addr, rdma_resolve_route,
-    rdma_set_option,
+    ibv_create_comp_channel, ibv_create_cq, ibv_create_qp, ibv_create_srq, ibv_dealloc_mw,
+    ibv_dealloc_pd, ibv_dereg_mr, ibv_destroy_comp_channel, ibv_destroy_cq, ibv_destroy_qp,
+    ibv_destroy_srq, ibv_device, ibv_device_attr, ibv_device_cap_flags, ibv_fork_init,
+    ibv_free_device_list, ibv_get_async_event, ibv_get_cq_event, ibv_get_device_list,
+    ibv_get_device_name, ibv_gid, ibv_modify_qp, ibv_mr, ibv_mw, ibv_open_device, ibv_pd,
+    ibv_poll_cq, ibv_port_attr, ibv_port_state, ibv_post_recv, ibv_post_send, ibv_post_srq_recv,
+    ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
+    ibv_query_device, ibv_query_gid, ibv_query_qp, ibv_recv_wr, ibv_reg_mr_iova2,
+    ibv_req_notify_cq, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_srq, ibv_srq_init_attr,
+    ibv_transport_type, ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wr_opcode, rdma_accept,
+    rdma_ack_cm_event, rdma_bind_addr, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_connect,
+    rdma_create_event_channel, rdma_create_id, rdma_destroy_event_channel, rdma_destroy_id,
+    rdma_disconnect, rdma_establish, rdma_event_channel, rdma_free_devices, rdma_get_cm_event,
+    rdma_get_devices, rdma_init_qp_attr, rdma_listen, rdma_port_space, rdma_reject,
+    rdma_resolve_addr, rdma_resolve_route, rdma_set_option,
 };
 
 /// Numbers that the bindings lack or hide in enums.
@@ -162,6 +162,35 @@ pub(super) fn set_remote(wr: &mut ibv_send_wr, remote_addr: u64, rkey: u32) {
     wr.wr.rdma = rdma_sys::rdma_t { remote_addr, rkey };
 }
 
+/// Allocates a memory window of type 2.
+///
+/// # Safety
+/// A live PD.
+pub(super) unsafe fn alloc_window(pd: *mut ibv_pd) -> *mut ibv_mw {
+    // SAFETY: the caller's promise. `None` is a driver without windows, which sets errno.
+    let window = unsafe { rdma_sys::ibv_alloc_mw(pd, rdma_sys::ibv_mw_type::IBV_MW_TYPE_2) };
+    window.unwrap_or(std::ptr::null_mut())
+}
+
+/// A window to bind, and what it opens.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bind {
+    pub(super) window: *mut ibv_mw,
+    pub(super) region: *mut ibv_mr,
+    /// The key that it has from then on.
+    pub(super) rkey: u32,
+    pub(super) address: u64,
+    pub(super) len: u64,
+}
+
+/// Sets the window of a bind, which peers may write.
+pub(super) fn set_bind(wr: &mut ibv_send_wr, bind: Bind) {
+    let Bind { window: mw, region: mr, rkey, address: addr, len: length } = bind;
+    let mw_access_flags = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+    let bind_info = rdma_sys::ibv_mw_bind_info { mr, addr, length, mw_access_flags };
+    wr.bind_mw_tso_union.bind_mw = rdma_sys::bind_mw_t { mw, rkey, bind_info };
+}
+
 /// The raw bytes of a GID.
 pub(super) fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
     // SAFETY: both members of the union are 16 plain bytes.
@@ -226,7 +255,7 @@ layout! {
     }
     ibv_send_wr: 128 {
         wr_id = 0, next = 8, sg_list = 16, num_sge = 24, opcode = 28, send_flags = 32,
-        imm_data_invalidated_rkey_union = 36, wr = 40,
+        imm_data_invalidated_rkey_union = 36, wr = 40, bind_mw_tso_union = 80,
     }
     ibv_recv_wr: 32 { wr_id = 0, next = 8, sg_list = 16, num_sge = 24 }
     ibv_sge: 16 { addr = 0, length = 8, lkey = 12 }
@@ -246,7 +275,8 @@ layout! {
     ibv_device: 664 { transport_type = 20, name = 24 }
     ibv_device_attr: 232 {
         vendor_id = 96,
-        max_qp_wr = 112, max_cqe = 132, max_qp_rd_atom = 144, max_qp_init_rd_atom = 156,
+        max_qp_wr = 112, device_cap_flags = 116, max_cqe = 132, max_qp_rd_atom = 144,
+        max_qp_init_rd_atom = 156, max_mw = 176,
         max_srq = 212, max_srq_wr = 216,
         phys_port_cnt = 227,
     }
@@ -255,6 +285,7 @@ layout! {
     ibv_cq: 128 { cqe = 28 }
     ibv_srq: 128 { context = 0 }
     ibv_mr: 48 { lkey = 36, rkey = 40 }
+    ibv_mw: 32 { rkey = 16 }
     ibv_pd: 16 { context = 0 }
     ibv_gid: 16 {}
     ibv_qp_cap: 20 { max_send_wr = 0, max_recv_wr = 4, max_inline_data = 16 }

@@ -13,6 +13,8 @@
 //!    the memory is leaked and that is logged.
 #![allow(unsafe_code, reason = "registers memory with a device")]
 
+mod window;
+
 use std::any::Any;
 use std::io;
 use std::ptr::NonNull;
@@ -21,8 +23,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::device::ProviderError;
 use crate::memory::owned::{OwnedMemory, OwnedParts};
-use crate::memory::region::{Access, DomainOps, MemoryRegion, ProtectionDomain, RegionParts};
+use crate::memory::region::{
+    Access, DomainOps, MemoryRegion, MemoryWindow, ProtectionDomain, RegionParts,
+};
 
+pub(super) use self::window::{BoundWindows, VerbsWindow};
 use super::context::Context;
 use super::ffi::{self, ibv_access_flags};
 use super::inherited::is_inherited;
@@ -151,13 +156,22 @@ impl DomainOps for VerbsDomain {
         self.region(base, len, writable, owner, access, 0)
     }
 
+    fn window(&self, region: &MemoryRegion) -> Result<MemoryWindow, ProviderError> {
+        if !region.access().windows || region.domain() != self.0.id {
+            return Err(ProviderError::Unsupported("a memory window of this region"));
+        }
+        let window = VerbsWindow::allocate(&self.0);
+        let window = window.map_err(|error| limits::refused("allocate memory window", &error))?;
+        Ok(MemoryWindow::new(region.clone(), window.rkey(), Box::new(window)))
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }
 }
 
 /// A registration together with the memory that it pins.
-struct MrGuard {
+pub(super) struct MrGuard {
     raw: NonNull<ffi::ibv_mr>,
     /// Taken on drop.
     memory: Option<Box<dyn Any + Send + Sync>>,
@@ -189,6 +203,11 @@ impl MrGuard {
             })
         })?;
         Ok(Self { raw, memory: Some(memory), pd: Arc::clone(pd) })
+    }
+
+    /// The region.
+    pub(super) fn as_ptr(&self) -> *mut ffi::ibv_mr {
+        self.raw.as_ptr()
     }
 
     fn keys(&self) -> (u32, u32) {
@@ -225,6 +244,9 @@ pub(super) fn access_flags(access: Access, writable: bool) -> u32 {
     }
     if access.remote_read {
         flags |= ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+    }
+    if access.windows {
+        flags |= ibv_access_flags::IBV_ACCESS_MW_BIND.0;
     }
     flags
 }

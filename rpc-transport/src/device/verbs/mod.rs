@@ -12,7 +12,7 @@
 //! | `blocking_pool` | threads for calls that block |
 //! | `local_end` | which devices and addresses of this machine `dev` and `src` leave |
 //! | `context`, `device`, `async_events` | devices, their limits, their asynchronous errors |
-//! | `memory`, `pages`, `limits` | protection domains, registration, locked memory |
+//! | `memory`, `pages`, `limits` | protection domains, registration, windows, locked memory |
 //! | `queue`, `qp_table`, `completion_channel` | the CQ and its events |
 //! | `mailbox` | messages from other threads |
 //! | `queue_pair`, `work_queues`, `send_ring`, `srq` | QPs and SRQs |

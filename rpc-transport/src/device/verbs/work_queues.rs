@@ -24,9 +24,10 @@ use crate::device::{
     Capabilities, Completion, CompletionKind, PostErrorKind, QpCapacity, QpHandle, QpState, RecvWr,
     SendOp, SendWr, Source, Status,
 };
-use crate::memory::region::{Buffer, MemoryRegion};
+use crate::memory::region::{Buffer, MemoryRegion, MemoryWindow};
 
 use super::batch::{Batch, Bytes};
+use super::memory::{BoundWindows, VerbsWindow};
 use super::quirks::{IN_PLACE_BYTES, Quirks};
 use super::recv_post::address;
 use super::send_ring::{Posted, SendRing};
@@ -44,13 +45,18 @@ pub(super) enum Held {
         /// Keeps the registration.
         _region: MemoryRegion,
     },
+    /// A window that is being bound.
+    Window {
+        /// Keeps the window.
+        _window: MemoryWindow,
+    },
 }
 
 impl Held {
     fn into_buffer(self) -> Option<Buffer> {
         match self {
             Self::Buffer(buffer) => Some(buffer),
-            Self::Nothing | Self::Region { .. } => None,
+            Self::Nothing | Self::Region { .. } | Self::Window { .. } => None,
         }
     }
 }
@@ -89,6 +95,8 @@ pub(super) struct WorkQueues {
     /// The device refused WRs after their post was reported as successful: nothing more is posted
     /// to it.
     broken: bool,
+    /// To end before the QP does.
+    windows: BoundWindows,
 }
 
 impl WorkQueues {
@@ -114,6 +122,7 @@ impl WorkQueues {
             capabilities,
             quirks,
             broken: false,
+            windows: BoundWindows::default(),
         }
     }
 
@@ -153,6 +162,9 @@ impl WorkQueues {
     ) -> Result<(), PostErrorKind> {
         self.check(wr)?;
         let (op, source) = wr.take_work();
+        if let Source::Window(window) = &source {
+            self.windows.add(window);
+        }
         let (bytes, held) = hold_source(source);
         let position = self.send.push(Posted { wr_id: wr.wr_id, signaled: wr.signaled, held });
         if self.broken {
@@ -204,6 +216,7 @@ impl WorkQueues {
             SendOp::SendWithImm(_) => Capabilities::IMMEDIATE,
             SendOp::WriteWithImm(..) => Capabilities::WRITE_WITH_IMM,
             SendOp::Read { .. } => Capabilities::READ,
+            SendOp::Bind => Capabilities::WINDOWS,
         };
         if !self.capabilities.contains(needed) {
             return Err(PostErrorKind::Unsupported);
@@ -213,10 +226,15 @@ impl WorkQueues {
                 return self.check_span(0, u64::from(*len), into.len());
             }
             (SendOp::Read { .. }, _) => return Err(PostErrorKind::Unsupported),
+            (SendOp::Bind, Source::Window(window)) => {
+                let bind = VerbsWindow::bind(window);
+                return bind.map(drop).ok_or(PostErrorKind::Unsupported);
+            }
+            (SendOp::Bind, _) | (_, Source::Window(_)) => return Err(PostErrorKind::Unsupported),
             _ => {}
         }
         match &wr.source {
-            Source::Empty => Ok(()),
+            Source::Empty | Source::Window(_) => Ok(()),
             Source::Inline(bytes) => self.check_inline(bytes.len()),
             Source::InlineGather(a, b) => self.check_inline(a.len() + b.len()),
             Source::Buffer { buffer, start, len } => {
@@ -398,6 +416,7 @@ impl WorkQueues {
 
     /// Returns all memory that the device may still use, when the QP is destroyed.
     pub(super) fn take_all(&mut self) -> Vec<Box<dyn std::any::Any + Send>> {
+        self.windows.end();
         let sends = self.send.take_all().map(|wr| Box::new(wr.held) as _);
         let recvs = self.recv.drain().map(|wr| Box::new(wr.buffer) as _);
         sends.chain(recvs).collect()
@@ -418,6 +437,11 @@ fn hold_source(source: Source<'_>) -> (Bytes<'_>, Held) {
         Source::Region { region, start, len } => {
             let bytes = memory(address(region.base()) + start, len, region.lkey());
             (bytes, Held::Region { _region: region })
+        }
+        Source::Window(_window) => {
+            // It was there at the check.
+            let bytes = VerbsWindow::bind(&_window).map_or(Bytes::None, Bytes::Window);
+            (bytes, Held::Window { _window })
         }
     }
 }

@@ -5,17 +5,17 @@
 
 use std::time::{Duration, Instant};
 
-use super::queue_pair::InFlight;
-use super::queue_pair::{Phase, post_drain_wr};
-use super::{Connection, OwnSilence, Pressing, take_wakes_and_freed};
+use super::queue_pair::{ConnectionQp, InFlight, Phase, post_drain_wr};
+use super::{Connection, OwnSilence, Pressing, Progress, take_wakes_and_freed};
 use crate::device::connection_error::{CloseCause, VendorError};
-use crate::device::{Completion, CompletionKind, CompletionQueue, QpHandle, Status};
+use crate::device::{Completion, CompletionKind, CompletionQueue, Status};
 use crate::engine::clock;
 use crate::engine::deferred::Deferred;
 use crate::engine::upper::UpperLayer;
 use crate::log_limit::LogLimit;
 use crate::protocol::frame::{CloseCode, CloseReason};
-use crate::protocol::link::Revoked;
+use crate::protocol::link::{Revoked, UNPROVEN};
+use crate::protocol::lock::Opener;
 use crate::text::printable;
 use crate::user_code::logged;
 
@@ -141,8 +141,8 @@ impl<P: UpperLayer> Connection<P> {
             }
         }
         cq.flush();
-        let (until, posted) = (clock::now() + CLOSE_LIMIT, queue_pair.posted_send);
-        self.pressing = Pressing::Close { until, posted, accepted: 0 };
+        let seen = Progress { posted: queue_pair.posted_send, ..Progress::default() };
+        self.pressing = Pressing::Close { until: clock::now() + CLOSE_LIMIT, seen, unproven: 0 };
         true
     }
 
@@ -164,9 +164,9 @@ impl<P: UpperLayer> Connection<P> {
             return Ok(());
         };
         if !matches!(self.pressing, Pressing::Close { .. }) {
-            let (until, posted) = (clock::now() + CLOSE_LIMIT, queue_pair.posted_send);
-            let accepted = accepted_by_peer(cq, queue_pair.qp);
-            self.pressing = Pressing::Close { until, posted, accepted };
+            let (until, opener) = (clock::now() + CLOSE_LIMIT, self.opener.as_deref());
+            let seen = Progress::of(cq, queue_pair, opener);
+            self.pressing = Pressing::Close { until, seen, unproven: 0 };
         }
         if !link.is_idle() {
             return Ok(());
@@ -184,19 +184,23 @@ impl<P: UpperLayer> Connection<P> {
     }
 
     /// Ends a close that makes no progress: the peer accepts nothing more, or its device does not
-    /// acknowledge the Close.
+    /// acknowledge the Close. Where frames are sealed, progress that no opened frame proves puts
+    /// the end off [`UNPROVEN`] times.
     pub(super) fn check_close_timeout(&mut self, cq: &mut dyn CompletionQueue, now: Instant) {
-        let (Pressing::Close { until, posted, accepted }, Some(queue_pair)) =
+        let (Pressing::Close { until, seen, unproven }, Some(queue_pair)) =
             (&mut self.pressing, &self.queue_pair)
         else {
             return;
         };
-        let before = (*posted, *accepted);
-        *posted = queue_pair.posted_send;
+        let before = *seen;
         if queue_pair.phase == Phase::Up {
-            *accepted = accepted_by_peer(cq, queue_pair.qp);
+            *seen = Progress::of(cq, queue_pair, self.opener.as_deref());
+        } else {
+            seen.posted = queue_pair.posted_send;
         }
-        if before == (*posted, *accepted) {
+        let is_proven = before.opened.is_none() || before.opened != seen.opened;
+        *unproven = if is_proven { 0 } else { *unproven + 1 };
+        if before == *seen || *unproven > UNPROVEN {
             self.fail(cq, &CloseCause::Local);
         } else {
             *until = now + CLOSE_LIMIT;
@@ -227,8 +231,15 @@ impl<P: UpperLayer> Connection<P> {
     }
 }
 
-fn accepted_by_peer(cq: &mut dyn CompletionQueue, qp: QpHandle) -> u64 {
-    cq.traffic(qp).unwrap_or_default().accepted
+impl Progress {
+    fn of(
+        cq: &mut dyn CompletionQueue,
+        queue_pair: &ConnectionQp,
+        opener: Option<&Opener>,
+    ) -> Self {
+        let accepted = cq.traffic(queue_pair.qp).unwrap_or_default().accepted;
+        Self { posted: queue_pair.posted_send, accepted, opened: opener.map(Opener::opened) }
+    }
 }
 
 pub(super) fn closed_by_peer(reason: &CloseReason) -> CloseCause {

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use super::ending::closed_by_peer;
 use super::queue_pair::Phase;
-use super::{Connection, Deferred};
+use super::{Connection, Deferred, FIRST_SEND_BUFFERS};
 use crate::device::connection_error::CloseCause;
 use crate::device::{CompletionQueue, PeerIdentity};
 use crate::engine::upper::UpperLayer;
@@ -55,6 +55,11 @@ impl<P: UpperLayer> Connection<P> {
     /// Frames are kept until there is a link.
     pub(crate) fn lock(&mut self) {
         self.locked = Some(Box::new(Locked::new()));
+    }
+
+    /// Whether it has no link because its ends have not proved yet who they are.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.locked.is_some()
     }
 
     /// A frame has arrived, and there is no link.
@@ -134,12 +139,15 @@ impl<P: UpperLayer> Connection<P> {
         outbox: &mut VecDeque<Vec<u8>>,
     ) -> Result<bool, CloseCause> {
         let Some(queue_pair) = &mut self.queue_pair else { return Ok(false) };
-        // One at a time is slow, but never too much for any queue and its buffers.
-        if queue_pair.phase == Phase::Up
-            && queue_pair.posted_send == queue_pair.retired_send
+        let before = queue_pair.posted_send;
+        // Not too many for any queue and its buffers. A server's flight is of two frames.
+        while queue_pair.phase == Phase::Up
+            && queue_pair.sends_under_way() < FIRST_SEND_BUFFERS
             && let Some(frame) = outbox.pop_front()
         {
             self.send_path.post_bytes(cq, queue_pair, &frame)?;
+        }
+        if queue_pair.posted_send != before {
             cq.flush();
         }
         Ok(outbox.is_empty() && queue_pair.posted_send == queue_pair.retired_send)
@@ -166,6 +174,7 @@ impl<P: UpperLayer> Connection<P> {
         let Some(transmit) = link.unlock(unlocked) else { return Ok(()) };
         self.send_path.post(cq, queue_pair, transmit)?;
         cq.flush();
+        cq.release_buffers(queue_pair.qp);
         if let Some((sealer, opener)) = sealing {
             self.seal(sealer, opener);
         }
@@ -179,9 +188,13 @@ impl<P: UpperLayer> Connection<P> {
     /// None on a new link.
     pub(crate) fn on_unlocked(
         &mut self,
+        cq: &mut dyn CompletionQueue,
         (mut link, peer, on_return): (Link, &PeerIdentity, OnReturn),
         sealing: Option<(Sealer, Opener)>,
     ) -> Result<VecDeque<Arrived>, CloseCause> {
+        if let Some(queue_pair) = &self.queue_pair {
+            cq.release_buffers(queue_pair.qp);
+        }
         let arrived = self.take_lock().unwrap_or_default();
         let taken = link.on_unlocked();
         taken.map_err(|error| CloseCause::Protocol(error.to_string().into()))?;
@@ -212,12 +225,13 @@ impl<P: UpperLayer> Connection<P> {
         now: Instant,
         Arrived { imm, mut bytes }: Arrived,
     ) -> Result<(), CloseCause> {
+        let Some(link) = &mut self.link else { return Ok(()) };
         if let Some(opener) = &mut self.opener {
             let opened = opener.open(imm, &mut bytes);
             let len = opened.map_err(|error| CloseCause::Protocol(error.to_string().into()))?;
             bytes.truncate(len);
+            link.set_record_keys(opener.record_keys());
         }
-        let Some(link) = &mut self.link else { return Ok(()) };
         let protocol = &self.protocol;
         let inbound = link.on_any_frame(now, imm, &bytes, &|head| protocol.copies_tail(head));
         let message = match inbound {

@@ -12,7 +12,7 @@ use crate::device::{
     CompletionQueue, PostError, ProviderError, QpHandle, RecvWr, SendOp, SendWr, Source,
 };
 use crate::engine::deferred::Deferred;
-use crate::memory::region::Buffer;
+use crate::memory::region::{Buffer, MemoryWindow};
 use crate::message::part::OutPart;
 
 /// Low bits of a wr_id that hold the link's token, which is below 2^33. The bits above hold the
@@ -66,6 +66,8 @@ pub(crate) struct ConnectionQp {
     /// Memory that WRITEs in flight read, by the sequence number of the SEND behind them.
     pub(super) in_flight: VecDeque<(u32, Vec<InFlight>)>,
     pub(super) phase: Phase,
+    /// The sequence number of the last bind: there is an SQ slot for one at a time.
+    last_bind: Option<u32>,
     quiet_check: QuietCheck,
 }
 
@@ -117,6 +119,7 @@ impl ConnectionQp {
             in_flight: VecDeque::new(),
             phase: Phase::Setup,
             recv_buffers,
+            last_bind: None,
             quiet_check: QuietCheck::default(),
         }
     }
@@ -135,6 +138,32 @@ impl ConnectionQp {
                     .filter_map(InFlight::complete),
             );
         }
+    }
+
+    /// Whether a bind may still have its SQ slot: no signaled WR behind it has completed.
+    pub(super) fn is_binding(&self) -> bool {
+        self.last_bind.is_some_and(|bind| {
+            (1..=SEQUENCE_MASK / 2)
+                .contains(&(bind.wrapping_sub(self.retired_send) & SEQUENCE_MASK))
+        })
+    }
+
+    /// Posts the bind of a window, in the SQ slot of the drain WR, which is not posted yet. It is
+    /// unsignaled: the link counts none of its slots, and would take its completion for that of a
+    /// frame.
+    #[cold]
+    pub(super) fn bind(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        window: MemoryWindow,
+    ) -> Result<(), CloseCause> {
+        debug_assert!(!self.is_binding(), "one at a time");
+        let (op, source) = (SendOp::Bind, Source::Window(window));
+        let wr = SendWr { wr_id: wr_id(self, 1), op, signaled: false, source };
+        cq.post_send(self.qp, &mut [wr]).map_err(|error| refused(&error))?;
+        self.on_posted(1);
+        self.last_bind = Some(self.posted_send);
+        Ok(())
     }
 
     /// The sequence number of the WR that is `ahead` WRs from now (1: the next one).
@@ -220,6 +249,11 @@ impl ConnectionQp {
         self.posted_send.wrapping_sub(posted_send) & SEQUENCE_MASK <= QUIET_SENDS
     }
 
+    /// Send WRs that have not completed, as far as is known.
+    pub(super) fn sends_under_way(&self) -> u32 {
+        self.posted_send.wrapping_sub(self.retired_send) & SEQUENCE_MASK
+    }
+
     /// Whether all WRs of a QP in ERR have completed.
     pub(super) fn is_drained(&self, cq: &mut dyn CompletionQueue) -> bool {
         let sends_done = self.ends_undrained || self.posted_send == self.retired_send;
@@ -251,7 +285,8 @@ pub(super) fn wr_id(queue_pair: &ConnectionQp, ahead: usize) -> u64 {
 }
 
 /// Posts the drain WR. Unsignaled WRs that have succeeded give no flush completion, so a signaled
-/// WR goes last, in an SQ slot reserved for it: when it is flushed, no earlier one is left.
+/// WR goes last, in an SQ slot reserved for it: when it is flushed, no earlier one is left. If a
+/// bind still has that slot, and all others are taken, it is refused.
 pub(super) fn post_drain_wr(cq: &mut dyn CompletionQueue, queue_pair: &mut ConnectionQp) {
     if queue_pair.posted_send == queue_pair.retired_send {
         return;

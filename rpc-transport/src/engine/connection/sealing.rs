@@ -1,11 +1,13 @@
 //! The sealing of a connection: each frame is encrypted on its way into the memory that is posted,
 //! and decrypted in the receive buffer in which it arrived.
 //!
+//! Records, which the peer's memory takes, are sealed in the staging buffer.
+//!
 //! Owns the copy of a frame that is sealed. Never decides what is sent.
 //!
 //! Invariants:
-//! 1. From [`Connection::seal`] on, nothing is posted but sealed SENDs, and the empty one that
-//!    drains a QP in ERR. Nothing that is not opened reaches the link.
+//! 1. From [`Connection::seal`] on, nothing is posted but sealed SENDs, WRITEs of sealed records,
+//!    and the empty SEND that drains a QP in ERR. No frame that is not opened reaches the link.
 //! 2. A frame is sealed right before it is posted, and posted once.
 
 use super::Connection;
@@ -37,16 +39,15 @@ impl Sealing {
         cq: &mut dyn CompletionQueue,
         queue_pair: &mut ConnectionQp,
         domain: &ProtectionDomain,
-        (first, second): (&[u8], &[u8]),
+        parts: [&[u8]; 3],
         stamped: Stamped,
     ) -> Result<(), CloseCause> {
-        let text_len = first.len() + second.len();
+        let text_len = parts.iter().map(|part| part.len()).sum::<usize>();
         let (len, op) = (text_len + TAG_BYTES, SendOp::Send);
         let wr_id = wr_id(queue_pair, 1) | stamped.token;
         let mut wr = if len <= self.max_inline_bytes {
             self.scratch.clear();
-            self.scratch.extend_from_slice(first);
-            self.scratch.extend_from_slice(second);
+            parts.iter().for_each(|part| self.scratch.extend_from_slice(part));
             self.scratch.extend_from_slice(&[0; TAG_BYTES]);
             self.sealer.seal(&mut self.scratch).map_err(unsealed)?;
             SendWr { wr_id, op, signaled: stamped.signaled, source: Source::Inline(&self.scratch) }
@@ -54,8 +55,11 @@ impl Sealing {
             let taken = queue_pair.send_buffers.take(domain);
             let (mut buffer, is_last) = taken.map_err(|error| failed(&error))?;
             let frame = buffer.get_mut(..len).ok_or_else(|| unsealed(SealError::Truncated(len)))?;
-            frame[..first.len()].copy_from_slice(first);
-            frame[first.len()..text_len].copy_from_slice(second);
+            let mut at = 0;
+            for part in parts {
+                frame[at..at + part.len()].copy_from_slice(part);
+                at += part.len();
+            }
             self.sealer.seal(frame).map_err(unsealed)?;
             let len = u32::try_from(len).map_err(|_| unsealed(SealError::Truncated(len)))?;
             let source = Source::Buffer { buffer, start: 0, len };
@@ -65,6 +69,11 @@ impl Sealing {
         posted.map_err(|error| refused(&error))?;
         queue_pair.on_posted(1);
         Ok(())
+    }
+
+    /// Seals what is written for the next frame, and returns the block that names it.
+    pub(super) fn seal_records(&mut self, bytes: &mut [u8]) -> Result<Vec<u8>, CloseCause> {
+        Ok(self.sealer.seal_records(bytes).map_err(unsealed)?.to_bytes())
     }
 
     #[cfg(any(test, feature = "model"))]
@@ -123,6 +132,7 @@ impl<P: UpperLayer> Connection<P> {
                 true
             }
             Ok(opened) => {
+                link.set_record_keys(opener.record_keys());
                 completion.byte_len = u32::try_from(opened).unwrap_or(u32::MAX);
                 completion.buffer = Some(buffer);
                 false

@@ -28,6 +28,7 @@ pub(crate) struct SendPath {
     domain: ProtectionDomain,
     registers_freely: bool,
     has_remote_errors: bool,
+    binds_windows: bool,
     slices: SliceBytes,
     staging: Staging,
     /// Set once all frames are sealed.
@@ -42,6 +43,7 @@ impl SendPath {
             domain,
             registers_freely,
             has_remote_errors: capabilities.contains(Capabilities::REMOTE_ERRORS),
+            binds_windows: config.binds_windows() && capabilities.contains(Capabilities::WINDOWS),
             // A staged segment has one buffer, so it is one slice.
             slices: if capabilities.contains(Capabilities::COPIES_ON_POST) && registers_freely {
                 SliceBytes::COPIED
@@ -85,6 +87,11 @@ impl SendPath {
         bytes: u64,
     ) -> Option<u64> {
         self.staging.make_ready(&self.domain, &mut queue_pair.send_buffers, bytes)
+    }
+
+    /// Whether the peer writes its arenas through memory windows.
+    pub(super) fn binds_windows(&self) -> bool {
+        self.binds_windows
     }
 
     /// Frames whose bytes were copied into a registered buffer.
@@ -160,6 +167,7 @@ impl SendPath {
     ) -> Result<(), CloseCause> {
         if let Some(sealing) = &mut self.sealing {
             debug_assert!(imm.is_none(), "nothing authenticates an immediate");
+            let parts = [parts.0, parts.1, &[]];
             return sealing.post(cq, queue_pair, &self.domain, parts, stamped);
         }
         let wr = self.send(queue_pair, parts, imm, stamped, 1)?;
@@ -234,17 +242,30 @@ impl SendPath {
         let writes = std::mem::take(&mut transmit.writes);
         let mut stage = Stage { buffer: None, used: 0 };
         let wrs = self.list(queue_pair, &writes, &transmit, &mut stage);
+        let tags = self.seal_records(&mut stage);
         // Kept before anything is posted, even if posting fails: at the latest until the QP is
         // destroyed.
         let count = writes.len() + usize::from(!matches!(transmit.frame, FrameBytes::Later));
         let staged = stage.buffer.map(|_buffer| InFlight::Staged { _buffer });
         let parts = writes.into_iter().map(|write| InFlight::Part(write.part));
         queue_pair.in_flight.push_back((queue_pair.sequence(count), parts.chain(staged).collect()));
-        let mut wrs = wrs?;
-        post_all(cq, queue_pair, &mut wrs)
+        let (mut wrs, tags) = (wrs?, tags?);
+        post_all(cq, queue_pair, &mut wrs)?;
+        let Some(sealing) = &mut self.sealing else { return Ok(()) };
+        let stamped = Stamped { signaled: transmit.signaled, token: transmit.token };
+        let (blocks, payload) = transmit.frame.parts();
+        sealing.post(cq, queue_pair, &self.domain, [blocks, &tags, payload], stamped)
     }
 
-    /// The list of WRs: the WRITEs, then the frame.
+    /// Seals what was staged for a frame, if all frames are sealed. Returns its TAGS block.
+    fn seal_records(&mut self, stage: &mut Stage) -> Result<Vec<u8>, CloseCause> {
+        match (&mut self.sealing, &mut stage.buffer) {
+            (Some(sealing), Some(buffer)) => sealing.seal_records(&mut buffer[..stage.used]),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// The list of WRs: the WRITEs, then the frame unless it has to be sealed.
     fn list<'a>(
         &mut self,
         queue_pair: &mut ConnectionQp,
@@ -252,15 +273,19 @@ impl SendPath {
         transmit: &'a Transmit<'_>,
         stage: &mut Stage,
     ) -> Result<Vec<SendWr<'a>>, CloseCause> {
-        if self.sealing.is_some() {
-            // The link of a sealed connection has none, and nothing leaves in clear.
-            return Err(CloseCause::Device("a WRITE on a sealed connection".into()));
-        }
         let mut wrs = Vec::with_capacity(writes.len() + 1);
         for RemoteWrite { part, to } in writes {
-            let source = self.source(queue_pair, part, stage).map_err(|error| failed(&error))?;
+            let source = match &self.sealing {
+                None => self.source(queue_pair, part, stage),
+                Some(_) => self.staged(part, stage),
+            };
+            let source = source.map_err(|error| failed(&error))?;
             let (wr_id, op) = (wr_id(queue_pair, wrs.len() + 1), SendOp::Write(*to));
             wrs.push(SendWr { wr_id, op, signaled: false, source });
+        }
+        if self.sealing.is_some() {
+            debug_assert!(!matches!(transmit.frame, FrameBytes::Later), "a record without a name");
+            return Ok(wrs);
         }
         match (&transmit.frame, wrs.last_mut()) {
             (FrameBytes::Later, Some(last)) => {

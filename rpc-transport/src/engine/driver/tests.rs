@@ -78,7 +78,7 @@ impl World {
         let (client, yields) = (Arc::clone(&self.client), Rc::clone(&self.yields));
         PEER.set(Some(Box::new(move || {
             yields.borrow_mut().push(client.lock().empty_polls());
-            client.lock().on_woken(Duration::ZERO);
+            client.lock().on_woken(Instant::now());
             does();
         })));
     }

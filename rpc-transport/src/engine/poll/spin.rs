@@ -16,6 +16,8 @@
 //! | the peer reads a payload, within 150 us more | as before | `ReaderWait` |
 //! | else | park | |
 //!
+//! A step of a handshake of identities does not begin the wait anew: see `State::on_idle`.
+//!
 //! Invariant: an idle endpoint parks. It never spins for longer than `SpinBudget::LENGTH` without
 //! an arrival, or once for as much longer as the peer reads a payload, `ReaderWait::MAX_READING` at
 //! most.
@@ -100,6 +102,12 @@ impl WaitPolicy {
             self.contention.on_fruitless();
             Wait::Park
         }
+    }
+
+    /// Whether an adaptive thread that waits since then has polled for long enough.
+    pub(crate) fn is_over(&self, now: Instant, since: Instant) -> bool {
+        let idle_for = now.saturating_duration_since(since);
+        self.mode == PollMode::Adaptive && !SpinBudget::allows(idle_for)
     }
 
     /// Whether the peer needs this core to answer: polling before it is yielded is in vain.

@@ -98,6 +98,10 @@ pub struct State<P: UpperLayer> {
     pub(super) spin: WaitPolicy,
     /// Since when nothing has arrived, as far as somebody waits.
     idle_since: Option<Instant>,
+    /// The same before the last step of a handshake.
+    handshake_since: Option<Instant>,
+    /// When the driver parked that was woken and has not waited since.
+    parked_at: Option<Instant>,
     /// A spinning thread executes the CPU's spin-loop hint between polls.
     uses_spin_hint: bool,
 }
@@ -141,6 +145,8 @@ impl<P: UpperLayer> State<P> {
             checks: Checks::default(),
             spin: WaitPolicy::new(PollMode::Event),
             idle_since: None,
+            handshake_since: None,
+            parked_at: None,
             uses_spin_hint,
         }
     }
@@ -428,16 +434,23 @@ impl<P: UpperLayer> State<P> {
         }
     }
 
-    /// Nothing has arrived.
+    /// Nothing has arrived. The peer computes for longer before its next step of a handshake than
+    /// a thread polls, so such a step does not begin the wait anew.
     pub(crate) fn on_idle(&mut self, now: Instant) -> Wait {
-        let since = *self.idle_since.get_or_insert(now);
+        self.parked_at = None;
+        let since = match (self.idle_since, self.handshake_since.take()) {
+            (Some(since), _) => since,
+            (None, Some(since)) if self.spin.is_over(now, since) => return Wait::Park,
+            (None, since) => *self.idle_since.insert(since.unwrap_or(now)),
+        };
         self.spin.on_idle(now, since)
     }
 
-    /// The driver was woken after so long.
-    pub(crate) fn on_woken(&mut self, parked_for: Duration) {
-        self.spin.on_woken(parked_for);
+    /// The driver was woken, which had parked then.
+    pub(crate) fn on_woken(&mut self, parked_at: Instant) {
+        self.spin.on_woken(parked_at.elapsed());
         self.idle_since = None;
+        self.parked_at = Some(parked_at);
     }
 
     #[inline]

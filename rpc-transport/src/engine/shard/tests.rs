@@ -374,6 +374,32 @@ async fn payload_writer_spins_once_for_its_reader() {
     assert_eq!([waits(), waits()], [Wait::Yield, Wait::Park]);
 }
 
+/// Neither where the driver polled before, nor where the step woke it.
+#[tokio::test]
+async fn handshake_step_does_not_restart_polling() {
+    let [(client, connected), _server] = pair("shard-handshake").await;
+    let mut state = client.lock();
+    state.set_mode(PollMode::Adaptive);
+    let began = Instant::now();
+    let later = began + Duration::from_micros(100);
+    let mut step = |is_woken: bool| {
+        if is_woken {
+            state.on_woken(began);
+        } else {
+            state.on_idle(began);
+        }
+        state.mark_dirty_key(connected);
+        let _ = state.finish_visit();
+        state.on_progress();
+        let wait = state.on_idle(later);
+        state.on_progress();
+        state.connection(connected).unwrap().lock();
+        wait
+    };
+    assert_eq!([false, true].map(&mut step), [Wait::Spin, Wait::Park]);
+    assert_eq!(step(false), Wait::Park);
+}
+
 #[tokio::test]
 async fn only_small_messages_keep_a_connection_fast() {
     let [(client, connected), (server, accepted)] = pair("shard-rest").await;

@@ -3,6 +3,7 @@
 //! Owns the bytes of the optional blocks and their order. Never checks their values against the
 //! state of a link.
 
+use super::tags::{self, Tags};
 use super::{Grant, HEADER_BYTES, Kind, SEGMENT_BLOCK_BYTES, Segment, flags};
 use crate::message::outgoing::OutBuf;
 use crate::protocol::arena::{ARENA_BLOCK_BYTES, ArenaBlock, Extent, Extents, MAX_EXTENTS};
@@ -119,6 +120,8 @@ pub struct Blocks {
     pub releases: Extents,
     /// Bytes of the message, after the payload, that lie in the receiver's arenas.
     pub written: Option<Written>,
+    /// The records that these bytes are, or those in a slot; on sealed connections only.
+    pub tags: Option<Box<Tags>>,
 }
 
 impl Blocks {
@@ -155,6 +158,9 @@ impl Blocks {
         if let Some(written) = &self.written {
             out.extend_from_slice(&written.bytes.to_le_bytes());
             put_extents(&mut out, &written.extents);
+        }
+        if let Some(tags) = &self.tags {
+            out.extend_from_slice(&tags.to_bytes());
         }
         out
     }
@@ -252,6 +258,12 @@ pub(super) fn parse(
         let bytes = u64::from_le_bytes(*fields.take()?);
         blocks.written = Some(Written { bytes, extents: fields.extents(extents)? });
     }
+    if features.contains(Features::RECORDS) {
+        let placed = blocks.placed.map(|placed| placed.bytes);
+        if let Some(bytes) = blocks.written.map(|written| written.bytes).or(placed) {
+            blocks.tags = Some(Box::new(fields.tags(bytes)?));
+        }
+    }
     check_kind(kind, &blocks, fields.rest)?;
     Ok((blocks, fields.at))
 }
@@ -322,6 +334,15 @@ impl<'a> Fields<'a> {
             return Err(ProtocolError::DoneCount(count));
         }
         (0..count).map(|_| Ok(u32::from_le_bytes(*self.take()?))).collect()
+    }
+
+    fn tags(&mut self, bytes: u64) -> Result<Tags, ProtocolError> {
+        let count = tags::record_count(bytes)?;
+        let epoch = u32::from_le_bytes(*self.take()?);
+        self.reserved::<4>("TAGS")?;
+        let first = u64::from_le_bytes(*self.take()?);
+        let tags = (0..count).map(|_| self.take().copied()).collect::<Result<_, _>>()?;
+        Ok(Tags { epoch, first, tags })
     }
 
     fn extents(&mut self, count: u8) -> Result<Extents, ProtocolError> {

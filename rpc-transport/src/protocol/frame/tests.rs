@@ -367,3 +367,44 @@ proptest! {
         }
     }
 }
+
+/// A table of `docs/wire-format.md`: a sealed frame, opened.
+#[test]
+fn tags_block_is_the_golden_vector() {
+    let sealed = ALL.with(Features::RECORDS);
+    let segment =
+        Segment { number: 1, last: true, abort: false, head_end: true, offset: 0, total: 70_001 };
+    let extents = Extents::from_slice(&[Extent { first: 2, count: 2 }]).unwrap();
+    let tags = Tags { epoch: 3, first: 0x0102, tags: vec![[0xaa; 16], [0xbb; 16]] };
+    let blocks = Blocks {
+        segment: Some(segment),
+        written: Some(Written { bytes: 70_000, extents }),
+        tags: Some(Box::new(tags)),
+        ..Blocks::default()
+    };
+    #[rustfmt::skip]
+    let golden = [
+        &[1, 1, 2, 1, 4, 3, 0, 1][..],
+        &[1, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x71, 0x11, 1, 0, 0, 0, 0, 0],
+        &[0x70, 0x11, 1, 0, 0, 0, 0, 0, 2, 0, 2, 0],
+        &[3, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0],
+        &[0xaa; 16],
+        &[0xbb; 16],
+        b"h",
+    ]
+    .concat();
+    let mut frame = blocks.to_prefix(Kind::Data, GRANT).to_vec();
+    frame.extend_from_slice(b"h");
+    assert_eq!(frame, golden);
+    let read = parse(&golden, None, sealed).unwrap();
+    assert_eq!(read, (Frame::Blocks(GRANT, Box::new(blocks)), golden.len() - 1));
+    for len in 0..golden.len() - 1 {
+        let error = parse(&golden[..len], None, sealed).map(drop).unwrap_err();
+        assert!(matches!(error, ProtocolError::Truncated { .. }), "{len}: {error}");
+    }
+    for at in 0..golden.len() {
+        let mut changed = golden.clone();
+        changed[at] ^= 0x80;
+        let _named_or_read = parse(&changed, None, sealed).map_err(|error| error.to_string());
+    }
+}

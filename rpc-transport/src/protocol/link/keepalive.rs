@@ -32,7 +32,7 @@ use crate::protocol::link::LinkError;
 /// Checks of a silent peer before it counts as dead, spread evenly over the timeout.
 const LOOKS: u32 = 8;
 /// Timeouts that signs of life can put the end off which nothing authenticates.
-const UNPROVEN: u32 = 8;
+pub(crate) const UNPROVEN: u32 = 8;
 /// A check is late if it is later than one `LOOKS`-th of the timeout plus this: what schedulers and
 /// timers may take.
 const SCHEDULING: Duration = Duration::from_millis(100);

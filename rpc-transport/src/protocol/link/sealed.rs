@@ -1,17 +1,22 @@
 //! A link whose frames are sealed, by the engine.
 //!
-//! The link makes and takes frames in clear, each with room for a tag. Nothing is written into
-//! memory of either end, as it would pass in clear: large messages travel in frames. The invariants
-//! are those of [`link`](super).
+//! The link makes and takes frames in clear, each with room for a tag, and those that name what was
+//! written also with room for its TAGS. The engine seals both. The invariants are those of
+//! [`link`](super), and:
+//!
+//! 1. What is written for a frame is copied, sealed and posted together with it, so no record is
+//!    sealed that is not named.
+//! 2. Only tails are written. A head is read under the shard's lock, and nothing is opened there
+//!    but frames.
 
 use std::time::Instant;
 
-use super::Link;
+use super::{LandingZone, Link};
 use crate::protocol::config::LinkConfig;
 use crate::protocol::credit::WindowError;
-use crate::protocol::frame;
-use crate::protocol::handshake::Agreed;
-use crate::protocol::lock::TAG_BYTES;
+use crate::protocol::frame::{self, TAGS_MAX_BYTES};
+use crate::protocol::handshake::{Agreed, Features};
+use crate::protocol::lock::{RecordKeys, TAG_BYTES};
 
 /// The peer has sent its Close.
 pub(super) const CLOSED: u8 = 1;
@@ -30,13 +35,11 @@ impl Link {
         let mut agreed = *agreed;
         let longest = agreed.remote.receive_buffer_bytes.min(config.receive_buffer());
         agreed.remote.receive_buffer_bytes = longest.saturating_sub(TAG);
-        let mut config = config.clone();
-        // No arena is ever offered to the peer.
-        config.arena = config.arena.max_chunks(0).keep_chunks(0);
-        config.arena_segment_bytes = 0;
-        let mut link = Self::new(&config, &agreed, now)?;
+        let mut link = Self::new(config, &agreed, now)?;
+        link.features = link.features.with(Features::RECORDS);
+        link.room = link.room.saturating_sub(TAGS_MAX_BYTES);
         if let Some(path) = &mut link.write_path {
-            path.write_nothing();
+            path.seal();
         }
         link.keep_alive.trust_frames_alone();
         link.refuses_plain = SEALED;
@@ -47,6 +50,18 @@ impl Link {
     #[must_use]
     pub const fn is_sealed(&self) -> bool {
         self.refuses_plain & SEALED != 0
+    }
+
+    /// The keys of the records that the next frame may name.
+    pub(crate) fn set_record_keys(&mut self, keys: &RecordKeys) {
+        if let Some(landing) = self.assembly.landing_mut() {
+            landing.records.set_keys(keys);
+        }
+    }
+
+    /// Whether a record was read that failed its check. End the connection.
+    pub(crate) fn has_forged_record(&self) -> bool {
+        self.assembly.landing().is_some_and(LandingZone::has_forged_record)
     }
 
     /// Longest frame that [`Link::poll_transmit`] gives, bytes: the smaller of both ends' receive

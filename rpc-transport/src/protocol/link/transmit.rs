@@ -62,6 +62,9 @@ impl<'a> Transmit<'a> {
 pub enum FrameBytes<'a> {
     /// A whole message with its header in front, or a Close frame.
     Message(OutBuf),
+    /// The blocks of a frame that names what is written with it, and the bytes behind them. On a
+    /// sealed connection the TAGS block stands between the two.
+    Written(Box<(OutBuf, Vec<u8>)>),
     /// A part of a message that stays queued.
     Segment {
         /// First bytes of the frame.
@@ -83,6 +86,7 @@ impl FrameBytes<'_> {
     pub fn parts(&self) -> (&[u8], &[u8]) {
         match self {
             Self::Message(message) => (message, &[]),
+            Self::Written(written) => (&written.0, &written.1),
             Self::Segment { header, payload } => (header, payload),
             Self::Control(header) => (header, &[]),
             Self::Later => (&[], &[]),

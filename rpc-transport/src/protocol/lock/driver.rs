@@ -65,21 +65,9 @@ pub enum Protection {
     /// Nothing: frames are in clear after the handshake. It keeps strangers out, and nobody who
     /// can change packets on the way.
     Authenticate = 1,
-    /// Each frame is encrypted, and authenticated with its header. No memory is offered for the
-    /// peer to write.
+    /// Each frame is encrypted, and authenticated with its header. So is what is written into
+    /// memory of the peer, which opens it in other memory.
     Encrypt = 2,
-}
-
-impl Protection {
-    /// What connections over a transport have of this. Over `mem` and `shm` frames are in clear, as
-    /// the kernel keeps others away from them.
-    #[must_use]
-    pub fn over(self, scheme: &str) -> Self {
-        match scheme {
-            "mem" | "shm" => Self::Authenticate,
-            _ => self,
-        }
-    }
 }
 
 /// The input of [`HandshakeFactory::start`].
@@ -113,9 +101,9 @@ impl<'a> Start<'a> {
 
 /// Makes the handshakes of a channel or a server, from its certificates and keys.
 pub trait HandshakeFactory: fmt::Debug + Send + Sync {
-    /// What this end insists on over a network: see [`Protection::over`]. The same for all
+    /// What this end insists on over a transport: `mem`, `shm`, `tcp` or `rdma`. The same for all
     /// connections of the factory.
-    fn protection(&self) -> Protection;
+    fn protection(&self, scheme: &str) -> Protection;
 
     /// Begins the handshake of one connection. Called outside of locks; must not wait.
     ///

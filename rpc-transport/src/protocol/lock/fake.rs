@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use super::driver::{
     Handshake, HandshakeFactory, Level, PARAMETERS_BYTES, Protection, Role, Secured, Start,
 };
-use super::sealing::{FrameKey, FrameKeys, SealError, TAG_BYTES};
+use super::sealing::{FrameKey, FrameKeys, RecordError, RecordKey, SealError, TAG_BYTES};
 use crate::device::handshake_failure::{FailureReason, HandshakeFailure};
 use crate::protocol::frame::HEADER_BYTES;
 
@@ -19,13 +19,15 @@ const SERVER_HELLO: u8 = 2;
 const SERVER_PROOF: u8 = 8;
 const CLIENT_PROOF: u8 = 20;
 const NONCE_BYTES: usize = 8;
+/// In place of a header.
+const RECORD: &[u8; HEADER_BYTES] = b"a record";
 
 /// The identity that a fake handshake proves: the name that the peer was made with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FakeIdentity(pub String);
 
 /// A key that is a checksum. It hides bytes from nobody but a search for them.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct FakeKey {
     key: u64,
     from: Role,
@@ -78,6 +80,20 @@ impl FrameKey for FakeKey {
     fn advance(&mut self) {
         self.epoch += 1;
     }
+
+    fn record_key(&self) -> Arc<dyn RecordKey> {
+        Arc::new(self.clone())
+    }
+}
+
+impl RecordKey for FakeKey {
+    fn seal(&self, number: u64, record: &mut [u8]) -> Result<[u8; TAG_BYTES], RecordError> {
+        FrameKey::seal(self, number, RECORD, record).map_err(|_| RecordError)
+    }
+
+    fn open(&self, number: u64, sealed: &mut [u8]) -> Result<(), RecordError> {
+        FrameKey::open(self, number, RECORD, sealed).map_err(|_| RecordError)
+    }
 }
 
 /// Both ends that have the same key know each other.
@@ -93,8 +109,10 @@ pub struct FakeFactory {
     pub denied: Vec<String>,
     /// Called in [`Handshake::finish`].
     pub hook: Option<fn()>,
-    /// What it insists on.
+    /// What it insists on over a network.
     pub protection: Protection,
+    /// What it insists on over `mem` and `shm`.
+    pub local: Protection,
     /// The last nonce: each handshake takes the next one.
     pub nonces: Arc<Mutex<u64>>,
 }
@@ -104,15 +122,15 @@ impl FakeFactory {
     #[must_use]
     pub fn new(key: u64, name: &str) -> Self {
         let name = name.to_owned();
-        let protection = Protection::Authenticate;
+        let (protection, local) = (Protection::Authenticate, Protection::Authenticate);
         let (denied, nonces) = (Vec::new(), Arc::default());
-        Self { key, name, padding: 0, denied, hook: None, protection, nonces }
+        Self { key, name, padding: 0, denied, hook: None, protection, local, nonces }
     }
 }
 
 impl HandshakeFactory for FakeFactory {
-    fn protection(&self) -> Protection {
-        self.protection
+    fn protection(&self, scheme: &str) -> Protection {
+        if matches!(scheme, "mem" | "shm") { self.local } else { self.protection }
     }
 
     fn start(&self, start: Start<'_>) -> Result<Box<dyn Handshake>, HandshakeFailure> {

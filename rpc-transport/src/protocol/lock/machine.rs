@@ -329,7 +329,8 @@ impl LockedLink {
             return Ok(());
         }
         let text = String::from_utf8_lossy(&text);
-        let text = format!("the server refuses this client: {}", printable(&text));
+        let text =
+            format!("the server refuses this client: {}; its log says why", printable(&text));
         Err(HandshakeFailure::new(FailureReason::DeniedByPeer, text, "refused"))
     }
 
@@ -387,7 +388,7 @@ fn closed(bytes: &[u8]) -> HandshakeFailure {
     match frame::parse(bytes, None, Features::NONE) {
         Ok((Frame::Close(reason), _)) => {
             let text = format!(
-                "the other end ended the handshake and says, unverified: {}",
+                "the other end ended the handshake and says, unverified: {}; its log says why",
                 printable(&reason.text)
             );
             HandshakeFailure::new(FailureReason::RefusedByPeer, text, "closed")

@@ -1,26 +1,32 @@
 //! Sealed frames: encryption and authentication of each frame behind the handshake.
 //!
-//! Owns the number of each direction's next frame, and when its key changes. Never does
-//! cryptography: a [`FrameKey`] does, which another crate implements.
+//! Owns the number of each direction's next frame and next record, and when its key changes. Never
+//! does cryptography: a [`FrameKey`] does, which another crate implements.
 //!
 //! A sealed frame is the header with [`SEALED`] set in its kind, the encrypted bytes behind the
 //! header, and a tag. The header stays in clear and is authenticated. The number of a frame is not
 //! sent: it counts the frames of its direction.
 //!
+//! What is written into memory of the peer is sealed in *records*, with the key of the frames and
+//! numbers of their own. Their tags travel in the frame that names them, and the reader of a record
+//! opens it.
+//!
 //! Invariants:
 //! 1. No number of a direction is sealed twice with one key. It is used up by sealing, whatever
-//!    becomes of the frame.
+//!    becomes of the frame or record. Numbers of records never start again, also with a new key.
 //! 2. Nothing of a frame is given out that is not the next one of its direction, unchanged. After
 //!    the first such frame an [`Opener`] opens no more.
-//! 3. A key seals [`REKEY_FRAMES`] frames at most, and both ends change it at the same number. With
-//!    the longest receive buffer of a secure link that is far below the limits of AES-GCM.
+//! 3. A key seals [`REKEY_FRAMES`] frames at most, and both ends change it at the same number. A
+//!    frame names [`MAX_RECORDS`] records at most, and each that is sealed is named or ends the
+//!    connection. So a key is used fewer than 2^23 times, for fewer than 2^35 blocks of AES: the
+//!    limits of AES-GCM.
 
 use std::fmt;
+use std::sync::Arc;
 
-use crate::protocol::frame::HEADER_BYTES;
-
-/// Bytes that a sealed frame is longer than its content.
-pub const TAG_BYTES: usize = 16;
+pub use crate::message::record::{RecordError, RecordKey};
+pub use crate::protocol::frame::TAG_BYTES;
+use crate::protocol::frame::{HEADER_BYTES, MAX_RECORDS, RECORD_BYTES, Tags};
 /// Set in the first byte of a sealed frame.
 pub const SEALED: u8 = 0x80;
 /// Frames of a direction between two changes of its key.
@@ -52,6 +58,9 @@ pub trait FrameKey: Send {
 
     /// Becomes the next key, as it does at the other end.
     fn advance(&mut self);
+
+    /// The key of the records of now.
+    fn record_key(&self) -> Arc<dyn RecordKey>;
 }
 
 /// The keys of a connection.
@@ -75,6 +84,9 @@ pub enum SealError {
     /// The key refuses to seal.
     #[error("a frame could not be encrypted")]
     Key,
+    /// More is written for one frame than it may name.
+    #[error("{0} bytes are too many for the records of a frame")]
+    TooLong(usize),
     /// It is in clear.
     #[error("a plain frame on a sealed connection")]
     Plain,
@@ -89,32 +101,90 @@ pub enum SealError {
     Forged,
 }
 
+/// The keys of the records that a frame may name.
+#[derive(Clone)]
+pub struct RecordKeys {
+    epoch: u32,
+    this: Arc<dyn RecordKey>,
+    /// Until the last change.
+    last: Option<Arc<dyn RecordKey>>,
+}
+
+impl RecordKeys {
+    /// How often the key has changed.
+    #[must_use]
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// The key of an epoch: of this one, or of the last.
+    #[must_use]
+    pub fn of(&self, epoch: u32) -> Option<&Arc<dyn RecordKey>> {
+        match self.epoch.checked_sub(epoch) {
+            Some(0) => Some(&self.this),
+            Some(1) => self.last.as_ref(),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Debug for RecordKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RecordKeys(epoch {})", self.epoch)
+    }
+}
+
 /// A key, and the number of its direction's next frame.
 struct Direction {
     key: Box<dyn FrameKey>,
     next: u64,
+    records: RecordKeys,
 }
 
 impl Direction {
+    fn new(key: Box<dyn FrameKey>, next: u64) -> Self {
+        let records = RecordKeys { epoch: 0, this: key.record_key(), last: None };
+        Self { key, next, records }
+    }
+
+    fn advance(&mut self) {
+        self.key.advance();
+        let this = self.key.record_key();
+        self.records.epoch += 1;
+        self.records.last = Some(std::mem::replace(&mut self.records.this, this));
+    }
+
+    #[cfg(any(test, feature = "model"))]
+    fn skip_to(&mut self, number: u64) {
+        while (u64::from(self.records.epoch) + 1) * REKEY_FRAMES < number {
+            self.advance();
+        }
+        self.next = number;
+    }
+
     /// The number of the next frame. Its key is then the right one.
     fn take(&mut self) -> u64 {
         let number = self.next;
         self.next += 1;
         if number != 0 && number.is_multiple_of(REKEY_FRAMES) {
-            self.key.advance();
+            self.advance();
         }
         number
     }
 }
 
-/// Seals the frames of this end.
-pub struct Sealer(Direction);
+/// Seals the frames of this end, and the records that they name.
+pub struct Sealer {
+    direction: Direction,
+    /// The number of the next record.
+    next_record: u64,
+}
 
 impl Sealer {
     /// The first `sealed` numbers are used up.
     #[must_use]
     pub fn new(key: Box<dyn FrameKey>, sealed: u64) -> Self {
-        Self(Direction { key, next: sealed })
+        Self { direction: Direction::new(key, sealed), next_record: 0 }
     }
 
     /// Seals the next frame in place. Its last [`TAG_BYTES`] bytes are room for the tag.
@@ -130,20 +200,39 @@ impl Sealer {
             return Err(SealError::Truncated(len));
         };
         header[0] |= SEALED;
-        let number = self.0.take();
-        *tag = self.0.key.seal(number, header, payload)?;
+        let number = self.direction.take();
+        *tag = self.direction.key.seal(number, header, payload)?;
         Ok(())
+    }
+
+    /// Seals what is written for the next frame in place, as records. The frame has to name them.
+    ///
+    /// # Errors
+    /// [`SealError`]: nothing of it must be sent, and nothing after it.
+    pub fn seal_records(&mut self, bytes: &mut [u8]) -> Result<Tags, SealError> {
+        if bytes.len() > MAX_RECORDS * RECORD_BYTES {
+            return Err(SealError::TooLong(bytes.len()));
+        }
+        let RecordKeys { epoch, this, .. } = &self.direction.records;
+        let first = self.next_record;
+        let mut tags = Vec::with_capacity(MAX_RECORDS);
+        for record in bytes.chunks_mut(RECORD_BYTES) {
+            let number = self.next_record;
+            self.next_record += 1;
+            tags.push(this.seal(number, record).map_err(|_| SealError::Key)?);
+        }
+        Ok(Tags { epoch: *epoch, first, tags })
     }
 
     #[cfg(any(test, feature = "model"))]
     pub(crate) fn skip_to(&mut self, number: u64) {
-        self.0.next = number;
+        self.direction.skip_to(number);
     }
 }
 
 impl fmt::Debug for Sealer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Sealer({} frames)", self.0.next)
+        write!(f, "Sealer({} frames)", self.direction.next)
     }
 }
 
@@ -157,7 +246,7 @@ impl Opener {
     /// The first `opened` numbers are used up.
     #[must_use]
     pub fn new(key: Box<dyn FrameKey>, opened: u64) -> Self {
-        Self { direction: Direction { key, next: opened }, has_failed: false }
+        Self { direction: Direction::new(key, opened), has_failed: false }
     }
 
     /// Opens the next frame in place, which arrived with the immediate `imm`. Returns its length
@@ -194,9 +283,20 @@ impl Opener {
         Ok(len - TAG_BYTES)
     }
 
+    /// The keys of the records that the frame may name that was opened last.
+    #[must_use]
+    pub fn record_keys(&self) -> &RecordKeys {
+        &self.direction.records
+    }
+
+    /// Frames that were opened, and one more after a failure.
+    pub(crate) fn opened(&self) -> u64 {
+        self.direction.next
+    }
+
     #[cfg(any(test, feature = "model"))]
     pub(crate) fn skip_to(&mut self, number: u64) {
-        self.direction.next = number;
+        self.direction.skip_to(number);
     }
 }
 

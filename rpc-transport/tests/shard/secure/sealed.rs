@@ -1,16 +1,16 @@
 //! Connections whose frames are sealed, and somebody on the way who changes them.
 
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use rpc_transport::device::SendOp;
 use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::device::fault::{FaultPlan, PROFILES};
 use rpc_transport::engine::security::Security;
-use rpc_transport::message::part::OutPart;
-use rpc_transport::protocol::arena::{Advertisement, ArenaBlock, Extent, Extents};
+use rpc_transport::protocol::arena::{Extent, Extents};
 use rpc_transport::protocol::credit::Grant;
 use rpc_transport::protocol::frame::{
-    self, Blocks, CloseCode, CloseReason, Kind, Placed, Segment, SlotBlock, Written,
+    self, Blocks, CloseCode, CloseReason, Kind, Placed, Segment, SlotBlock, Tags, Written,
 };
 use rpc_transport::protocol::lock::fake::FakeFactory;
 use rpc_transport::protocol::lock::{Protection, REKEY_FRAMES, Sealer, TAG_BYTES};
@@ -18,15 +18,22 @@ use rpc_transport::protocol::lock::{Protection, REKEY_FRAMES, Sealer, TAG_BYTES}
 use super::strangers::RawClient;
 use super::tap::Tap;
 use super::{World, accept, client, probes, server, why_closed_at_once, with};
-use crate::parts::{send, shared};
 use crate::probe::{Habit, Probe};
 use crate::random::{PrintSeed, Random, variable};
 use crate::raw::Raw;
-use crate::world::{End, pattern, run};
+use crate::world::{End, WIRES, pattern, run};
 
 /// Both ends insist on this.
 fn insisting(protection: Protection) -> [Security; 2] {
     let factory = |name| FakeFactory { protection, ..FakeFactory::new(1, name) };
+    [with(factory("client")).expecting("server"), with(factory("server"))]
+}
+
+/// Both ends insist on sealed frames within the machine, too.
+fn sealing_all() -> [Security; 2] {
+    let encrypt = Protection::Encrypt;
+    let sealing = FakeFactory { protection: encrypt, local: encrypt, ..FakeFactory::new(1, "") };
+    let factory = |name: &str| FakeFactory { name: name.to_owned(), ..sealing.clone() };
     [with(factory("client")).expecting("server"), with(factory("server"))]
 }
 
@@ -35,13 +42,13 @@ fn sealing() -> [Security; 2] {
 }
 
 /// Two connected ends of a world.
-struct Ends {
-    near: End,
-    far: End,
+pub(super) struct Ends {
+    pub(super) near: End,
+    pub(super) far: End,
 }
 
 impl Ends {
-    async fn meet(world: &mut World, tap: Option<&Tap>, habit: Habit) -> Self {
+    pub(super) async fn meet(world: &mut World, tap: Option<&Tap>, habit: Habit) -> Self {
         Self::meet_with(world, tap, habit, &sealing()).await
     }
 
@@ -62,12 +69,12 @@ impl Ends {
         }
     }
 
-    async fn echo(&self, bytes: &[u8]) {
+    pub(super) async fn echo(&self, bytes: &[u8]) {
         self.near.send(bytes);
         assert!(*self.near.next().await.to_vec() == *bytes);
     }
 
-    async fn leave(self) {
+    pub(super) async fn leave(self) {
         self.near.leave().await;
         self.far.leave().await;
     }
@@ -265,37 +272,31 @@ fn immediates_end_a_sealed_connection() {
     });
 }
 
-/// What would have this end write into the peer's memory in clear, or take what lies in its own.
+/// Blocks that name memory which was not offered, or records that cannot be.
 #[test]
-fn memory_is_not_offered_over_sealed_connections() {
+fn frames_that_name_wrong_memory_end_the_connection() {
     run("memory", async {
         let segment =
             Segment { number: 0, last: true, abort: false, head_end: true, offset: 0, total: 4096 };
         let extents = Extents::from_slice(&[Extent { first: 0, count: 1 }]).unwrap();
-        let arena = Advertisement {
-            arena: 0,
-            first_chunk: 0,
-            chunks: 8,
-            log2_chunk: 16,
-            rkey: 1,
-            address: 4096,
-        };
         let slot = SlotBlock { slot: 0, rkey: 1, address: 4096, len: 4096 };
         let message = Blocks { segment: Some(segment), ..Blocks::default() };
-        let written = Some(Written { bytes: 4096, extents });
         let placed = Some(Placed { slot: 0, bytes: 4096 });
-        for (kind, blocks, rule) in [
-            (
-                Kind::Release,
-                Blocks { arena: Some(ArenaBlock::Advertise(arena)), ..Blocks::default() },
-                "arena on a sealed connection",
-            ),
-            (Kind::Data, Blocks { slot: Some(slot), ..Blocks::default() }, "SLOT block without"),
-            (Kind::Data, Blocks { placed, ..message.clone() }, "PLACED block without"),
-            (Kind::Data, Blocks { written, ..message }, "chunk"),
+        let written = |bytes, epoch| {
+            let tags = Some(Box::new(Tags { epoch, first: 0, tags: vec![[0; TAG_BYTES]; 1] }));
+            Blocks { written: Some(Written { bytes, extents }), tags, ..message.clone() }
+        };
+        let untold = Blocks { tags: None, ..written(4096, 0) };
+        for (blocks, rule) in [
+            (Blocks { slot: Some(slot), ..Blocks::default() }, "SLOT block without"),
+            (Blocks { placed, ..message.clone() }, "PLACED block without"),
+            (written(4096, 0), "chunk"),
+            (written(4096, 1), "records of key 1 in a frame of key 0"),
+            (written(300_000, 0), "which names 4 records at most"),
+            (untold, "cut off"),
         ] {
             let cause = provoked(|raw, sealer| {
-                let mut frame = blocks.to_prefix(kind, Grant::default()).to_vec();
+                let mut frame = blocks.to_prefix(Kind::Data, Grant::default()).to_vec();
                 frame.extend_from_slice(&[0; TAG_BYTES]);
                 sealer.seal(&mut frame).unwrap();
                 raw.post(SendOp::Send, &frame);
@@ -331,14 +332,59 @@ fn keys_change_under_traffic() {
 #[test]
 fn an_end_that_miscounts_is_refused() {
     run("miscounts", async {
-        let mut world = World::new("tcp").await;
-        let ends = Ends::meet(&mut world, None, Habit::Keep).await;
-        ends.near.shard.skip_frames(ends.near.key, REKEY_FRAMES);
-        ends.near.send(b"call");
-        let cause = ends.far.cause().await;
-        assert!(cause.to_string().contains("failed its check"), "{cause}");
-        ends.leave().await;
-        world.end().await;
+        for wire in WIRES {
+            let mut world = World::new(wire).await;
+            let ends = Ends::meet_with(&mut world, None, Habit::Keep, &sealing_all()).await;
+            ends.near.shard.skip_frames(ends.near.key, REKEY_FRAMES);
+            ends.near.send(b"call");
+            let cause = ends.far.cause().await;
+            assert!(cause.to_string().contains("failed its check"), "{wire}: {cause}");
+            ends.leave().await;
+            world.end().await;
+        }
+    });
+}
+
+/// Whether these bytes lie in memory that this process shares with others.
+fn is_shared(bytes: &[u8]) -> bool {
+    let memory = std::fs::File::open("/proc/self/mem").unwrap();
+    std::fs::read_to_string("/proc/self/maps").unwrap().lines().any(|mapping| {
+        let mut fields = mapping.split_ascii_whitespace();
+        let (Some(range), Some(access)) = (fields.next(), fields.next()) else { return false };
+        let (from, to) = range.split_once('-').unwrap();
+        let [from, to] = [from, to].map(|address| u64::from_str_radix(address, 16).unwrap());
+        let mut content = vec![0; usize::try_from(to - from).unwrap()];
+        access.ends_with('s')
+            && memory.read_exact_at(&mut content, from).is_ok()
+            && content.windows(bytes.len()).any(|found| found == bytes)
+    })
+}
+
+/// Processes of one user may read what two others share.
+#[test]
+fn shared_memory_has_no_sealed_message() {
+    run("shared memory", async {
+        for (securities, reads) in [(sealing(), true), (sealing_all(), false)] {
+            let mut world = World::new("shm").await;
+            let ends = Ends::meet_with(&mut world, None, Habit::Echo, &securities).await;
+            let (key, value) = (format!("the key of {reads}"), pattern(6, 300_000));
+            ends.echo(key.as_bytes()).await;
+            assert_eq!(is_shared(key.as_bytes()), reads);
+            ends.echo(&value).await;
+            assert_eq!(is_shared(&value[299_000..299_040]), reads);
+            ends.leave().await;
+            world.end().await;
+        }
+        // Both ends have to say so.
+        for wire in ["mem", "shm"] {
+            let mut world = World::new(wire).await;
+            for [ours, theirs] in [[&sealing_all()[0], &server()], [&client(), &sealing_all()[1]]] {
+                let (near, far) = world.meet([Some(ours), Some(theirs)], probes()).await;
+                assert!(near.is_err() && far.is_err(), "{near:?} {far:?}");
+            }
+            world.check_works().await;
+            world.end().await;
+        }
     });
 }
 
@@ -360,17 +406,6 @@ fn sealed_messages_of_all_sizes_come_back() {
         for (number, len) in (0..).zip(lens) {
             ends.echo(&pattern(number, len)).await;
         }
-        // A head and a tail.
-        let parts: [OutPart; 2] = [shared(pattern(1, 200_000)), shared(pattern(2, 100))];
-        let keep = Ends::meet(&mut world, None, Habit::Keep).await;
-        send(&keep.near, b"head", parts);
-        let mut message = keep.far.next().await;
-        assert_eq!(&*message, b"head");
-        let tail = message.take_tail().unwrap();
-        assert!(tail.is_private());
-        assert!(tail.to_vec().unwrap() == [pattern(1, 200_000), pattern(2, 100)].concat());
-        drop((tail, message));
-        keep.leave().await;
         ends.leave().await;
         world.end().await;
     });

@@ -14,15 +14,18 @@ use tokio::task::JoinHandle;
 const HEAD_BYTES: usize = 8;
 /// The operation of a packet with a whole SEND.
 const SEND: u8 = 1;
+/// That of a packet with a part of a WRITE.
+const WRITE: u8 = 2;
 
-/// What becomes of a frame of the client. It has the packet's head in front.
+/// What becomes of a packet of the client, which begins with its head.
 type Change = Box<dyn FnMut(Vec<u8>) -> Vec<Vec<u8>> + Send>;
 
 /// What the tap has, shared with its tasks.
 #[derive(Default)]
 struct Held {
     seen: Vec<u8>,
-    change: Option<Change>,
+    /// Of the packets with one operation.
+    change: Option<(u8, Change)>,
 }
 
 pub(super) struct Tap {
@@ -55,7 +58,16 @@ impl Tap {
 
     /// From now on this is what becomes of each SEND of the client. Nothing may be under way.
     pub(super) fn change(&self, change: impl FnMut(Vec<u8>) -> Vec<Vec<u8>> + Send + 'static) {
-        self.held.lock().unwrap().change = Some(Box::new(change));
+        self.held.lock().unwrap().change = Some((SEND, Box::new(change)));
+    }
+
+    /// From now on this is what becomes of each part of a WRITE of the client. Nothing may be under
+    /// way.
+    pub(super) fn change_writes(
+        &self,
+        change: impl FnMut(Vec<u8>) -> Vec<Vec<u8>> + Send + 'static,
+    ) {
+        self.held.lock().unwrap().change = Some((WRITE, Box::new(change)));
     }
 
     /// Whether these bytes have passed, in either direction.
@@ -102,7 +114,7 @@ async fn forward(
 }
 
 /// Takes the packets that are whole.
-fn take_packets(rest: &mut Vec<u8>, change: &mut Change) -> Vec<u8> {
+fn take_packets(rest: &mut Vec<u8>, (op, change): &mut (u8, Change)) -> Vec<u8> {
     let mut out = Vec::new();
     while let Some(head) = rest.first_chunk::<HEAD_BYTES>() {
         let len = HEAD_BYTES + usize::from(u16::from_le_bytes([head[6], head[7]]));
@@ -110,8 +122,7 @@ fn take_packets(rest: &mut Vec<u8>, change: &mut Change) -> Vec<u8> {
             break;
         }
         let packet: Vec<u8> = rest.drain(..len).collect();
-        let is_send = packet[4] == SEND;
-        let changed = if is_send { change(packet) } else { vec![packet] };
+        let changed = if packet[4] == *op { change(packet) } else { vec![packet] };
         out.extend(changed.concat());
     }
     out

@@ -49,8 +49,8 @@ impl Watch {
 struct Watched(FakeFactory, Arc<Watch>);
 
 impl HandshakeFactory for Watched {
-    fn protection(&self) -> Protection {
-        self.0.protection()
+    fn protection(&self, scheme: &str) -> Protection {
+        self.0.protection(scheme)
     }
 
     fn start(&self, start: Start<'_>) -> Result<Box<dyn Handshake>, HandshakeFailure> {

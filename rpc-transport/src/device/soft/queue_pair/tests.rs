@@ -26,10 +26,10 @@ struct Sender {
 impl Sender {
     const MAX_INLINE: u32 = 150;
 
-    fn new() -> Self {
+    fn new(number: QpNumber) -> Self {
         let (wire, peer) = RingWire::pair(MIN_SLOTS).unwrap();
         Self {
-            requester: Requester::new(HANDLE, 1, MAX_WR, Self::MAX_INLINE),
+            requester: Requester::new(HANDLE, number, 1, MAX_WR, Self::MAX_INLINE),
             wire: Wire::Ring(Box::new(wire)),
             peer,
             used: Slots::default(),
@@ -84,7 +84,8 @@ impl Sender {
 fn fast_path_posts_what_the_general_path_posts() {
     let (mut fast_posts, mut full) = (0, 0);
     for_seeds(0x0905, RUNS, |rng| {
-        let [mut fast, mut slow] = [Sender::new(), Sender::new()];
+        let number = QpNumber::next();
+        let [mut fast, mut slow] = [Sender::new(number), Sender::new(number)];
         for wr_id in 0..60 {
             if rng.chance(30) {
                 assert_eq!(fast.go_on(), slow.go_on());
@@ -130,8 +131,8 @@ impl Receiver {
         Self {
             peer,
             wire,
-            requester: Requester::new(HANDLE, table.id(), MAX_WR, 0),
-            responder: Responder::new(HANDLE, table, MAX_WR, false),
+            requester: Requester::new(HANDLE, QpNumber::next(), table.id(), MAX_WR, 0),
+            responder: Responder::new(HANDLE, QpNumber::next(), table, MAX_WR, false),
             used: Slots::default(),
             queues: CqQueues::default(),
             pool: BufferPool::allocate(&domain, buffer_bytes, MAX_WR).unwrap(),

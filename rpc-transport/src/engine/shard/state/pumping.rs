@@ -83,6 +83,11 @@ impl<P: UpperLayer> State<P> {
             }
         }
         self.deferred.append(connection.deferred());
+        if connection.is_locked() {
+            // Wakers of the handshake; most connections have nothing to be deferred afterwards.
+            *connection.deferred() = Vec::new();
+            self.handshake_since = self.handshake_since.or(self.idle_since).or(self.parked_at);
+        }
         self.pump_queue.on_pumped(index, &mut connection.turn);
         register(&mut self.deadlines, index, connection);
         if connection.owes_idle_ack() && !connection.warm {

@@ -14,7 +14,8 @@
 //!    needs to refuse it.
 //! 4. Segments are contiguous and in order; messages are numbered consecutively.
 //! 5. A tail whose reader would copy it is copied while it arrives, so that the two copies overlap
-//!    and its chunks are free sooner. But only if its message is the only large one of all
+//!    and its chunks are free sooner. An encrypted one is opened while it arrives, by who is woken
+//!    for that, and its chunks stay. But only if its message is the only large one of all
 //!    connections that share a budget. Several such tails at once would have their memory in
 //!    addition to that of others that are decoded. Allocators give what is free after such a peak
 //!    back to the system, and each page of the next tails would be a fault.
@@ -27,7 +28,7 @@ use crate::message::payload_stream::StreamFeed;
 use crate::message::received::Message;
 use crate::message::reply_slot::PeerSlot;
 use crate::protocol::error::ProtocolError;
-use crate::protocol::frame::{Blocks, Placed, Segment, Written};
+use crate::protocol::frame::{Blocks, Placed, Segment, Tags, Written};
 use crate::protocol::link::bulk::landing_zone::{Arrival, LandingZone, Leave};
 use crate::protocol::link::bulk::partial::Partial;
 use crate::protocol::link::results::CopiesTail;
@@ -64,7 +65,7 @@ pub(in crate::protocol::link) enum WrittenTo<'a> {
     /// All bytes are in the frame.
     Nowhere,
     /// Into arenas.
-    Arena(&'a Written),
+    Arena(&'a Written, Option<&'a Tags>),
     /// Into a reply slot of this end.
     Slot(Placed),
 }
@@ -73,7 +74,7 @@ impl<'a> WrittenTo<'a> {
     /// What the blocks of a frame say.
     pub(in crate::protocol::link) fn of(blocks: &'a Blocks) -> Self {
         match (&blocks.written, blocks.placed) {
-            (Some(written), _) => Self::Arena(written),
+            (Some(written), _) => Self::Arena(written, blocks.tags.as_deref()),
             (None, Some(placed)) => Self::Slot(placed),
             (None, None) => Self::Nowhere,
         }
@@ -82,7 +83,7 @@ impl<'a> WrittenTo<'a> {
     fn bytes(self) -> u64 {
         match self {
             Self::Nowhere => 0,
-            Self::Arena(written) => written.bytes,
+            Self::Arena(written, _) => written.bytes,
             Self::Slot(placed) => placed.bytes,
         }
     }
@@ -93,7 +94,7 @@ impl<'a> WrittenTo<'a> {
 pub(in crate::protocol::link) struct Outcome {
     /// A message to deliver.
     pub(in crate::protocol::link) message: Option<Message>,
-    /// Waker of a stream's reader; wake it outside of any lock.
+    /// Waker of a stream's reader, or one that opens a tail; wake it outside of any lock.
     pub(in crate::protocol::link) reader: Option<Waker>,
 }
 
@@ -172,11 +173,18 @@ impl Assembly {
                 let at = partial.tail_received().ok_or(ProtocolError::PlacedHead)?;
                 Arrival::Left(vec![landing.slots.piece(placed, at)?])
             }
-            (WrittenTo::Arena(written), Some(landing)) => {
-                if segment.head_end && partial.decide(segment, max, landing, copies_tail) {
-                    partial.leave = Leave::Early(longest_tail);
+            (WrittenTo::Arena(written, tags), Some(landing)) => {
+                if tags.is_some() && partial.head_end.is_none() {
+                    return Err(ProtocolError::HeadInRecords);
                 }
-                landing.on_written(now, written, partial.leave)?
+                if segment.head_end && partial.decide(segment, max, landing, copies_tail) {
+                    match tags {
+                        None => partial.leave = Leave::Early(longest_tail),
+                        // Nothing is opened in here.
+                        Some(_) => partial.open_early(longest_tail),
+                    }
+                }
+                landing.on_written(now, written, tags, partial.leave)?
             }
         };
         let mut outcome = Outcome::default();
@@ -191,12 +199,15 @@ impl Assembly {
                 copied?;
             }
             (Arrival::ToCopy(..), None) => {}
-            (Arrival::Left(pieces), _) => partial.keep(pieces),
+            (Arrival::Left(pieces), _) => {
+                outcome.reader = partial.open(&pieces);
+                partial.keep(pieces);
+            }
         }
         if partial.head_end.is_none() && partial.received > max {
             return Err(ProtocolError::HeadTooLarge { received: partial.received, max });
         }
-        outcome.reader = partial.feed_stream();
+        outcome.reader = partial.feed_stream().or(outcome.reader);
         if segment.last {
             match self.finish() {
                 Some(Partial { feed: Some(feed), .. }) => {

@@ -9,26 +9,32 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::records::NamedRecords;
 use super::return_queue::{ArenaLease, Back, OnReturn, ReturnQueue};
 use super::slots::{MAX_OPEN, Slots};
-use crate::memory::region::MemoryRegion;
+use crate::memory::region::{MemoryRegion, MemoryWindow};
 use crate::message::outgoing::OutBuf;
 use crate::message::payload::Piece;
 use crate::message::reply_slot::PeerSlot;
+use crate::message::sealed::{Records, SealedPiece, Span};
 use crate::protocol::arena::{ArenaBlock, ArenaConfig, ArenaError, ArenaOwner, Extents, Landed};
 use crate::protocol::credit::Stamp;
 use crate::protocol::error::ProtocolError;
 use crate::protocol::frame::{
-    Blocks, DONE_SLOTS, Kind, MaxStreamData, SEGMENT_PREFIX_MAX_BYTES, SlotBlock, Written,
+    Blocks, DONE_SLOTS, Kind, MaxStreamData, SEGMENT_PREFIX_MAX_BYTES, SlotBlock, Tags, Written,
 };
 
 #[derive(Debug)]
 pub(in crate::protocol::link) struct LandingZone {
     owner: ArenaOwner,
+    /// The keys of arenas that have one of their own.
+    windows: Vec<(u16, MemoryWindow)>,
     /// Regions with their arena numbers.
     regions: Vec<(u16, MemoryRegion)>,
     /// The reply slots that this end has offered.
     pub(super) slots: Slots,
+    /// What the peer has sealed.
+    pub(in crate::protocol::link) records: NamedRecords,
     return_queue: Arc<ReturnQueue>,
     news: VecDeque<ArenaBlock>,
     /// Slots of the peer that are done and whose DONE was not sent yet.
@@ -67,8 +73,10 @@ impl LandingZone {
     pub(in crate::protocol::link) fn new(config: ArenaConfig, slots: Slots, now: Instant) -> Self {
         Self {
             owner: ArenaOwner::new(config, now),
+            windows: Vec::new(),
             regions: Vec::new(),
             slots,
+            records: NamedRecords::default(),
             return_queue: Arc::default(),
             news: VecDeque::new(),
             done: VecDeque::new(),
@@ -103,6 +111,19 @@ impl LandingZone {
         Ok(())
     }
 
+    /// Adds an arena that the peer writes through a window; that will be advertised.
+    pub(in crate::protocol::link) fn add_window(
+        &mut self,
+        window: MemoryWindow,
+    ) -> Result<(), ArenaError> {
+        let region = window.region();
+        let advertisement = self.owner.add(region.remote_address(0), window.rkey())?;
+        self.regions.push((advertisement.arena, region.clone()));
+        self.windows.push((advertisement.arena, window));
+        self.news.push_back(ArenaBlock::Advertise(advertisement));
+        Ok(())
+    }
+
     pub(in crate::protocol::link) fn decline(&mut self) {
         self.owner.decline();
     }
@@ -119,19 +140,31 @@ impl LandingZone {
             return Err(ArenaError::NotAskedBack(arena));
         }
         self.owner.on_given_up(arena)?;
+        self.windows.retain(|(number, _)| *number != arena);
         self.regions.retain(|(number, _)| *number != arena);
         Ok(())
     }
 
-    /// A frame says that bytes were written; `leave` says whether they stay there.
+    /// Whether a reader has found a record that failed its check.
+    pub(in crate::protocol::link) fn has_forged_record(&self) -> bool {
+        self.return_queue.has_forged_record()
+    }
+
+    /// A frame says that bytes were written, and are sealed if there are `tags`; `leave` says
+    /// whether they stay there.
     pub(in crate::protocol::link) fn on_written(
         &mut self,
         now: Instant,
         written: &Written,
+        tags: Option<&Tags>,
         leave: Leave,
-    ) -> Result<Arrival, ArenaError> {
+    ) -> Result<Arrival, ProtocolError> {
+        let records = tags.map(|tags| self.records.name(tags)).transpose()?;
         let mut landed = self.owner.on_message(now, written.extents, written.bytes)?;
-        let mut pieces = self.pieces(&landed);
+        let mut pieces = match records {
+            Some(records) => vec![self.sealed(&landed, records)],
+            None => self.pieces(&landed),
+        };
         let is_left = match leave {
             Leave::No | Leave::Early(_) => false,
             Leave::Lent => self.owner.lend(&mut landed),
@@ -140,21 +173,33 @@ impl LandingZone {
         if !is_left {
             return Ok(Arrival::ToCopy(pieces, landed));
         }
-        if let Some(Piece::Remote { lease, .. }) = pieces.last_mut() {
-            *lease = Some(Box::new(ArenaLease::new(landed, &self.return_queue)));
+        if let Some(last) = pieces.last_mut() {
+            last.set_lease(Box::new(ArenaLease::new(landed, &self.return_queue)));
         }
         Ok(Arrival::Left(pieces))
     }
 
     fn pieces(&self, landed: &Landed) -> Vec<Piece> {
-        let piece = |piece: crate::protocol::arena::Piece| {
+        let piece =
+            |Span { region, offset, len }| Piece::Remote { region, offset, len, lease: None };
+        self.spans(landed).map(piece).collect()
+    }
+
+    fn sealed(&self, landed: &Landed, records: Records) -> Piece {
+        let reports = Arc::clone(&self.return_queue);
+        let spans = self.spans(landed).collect();
+        Piece::Sealed(Arc::new(SealedPiece::new(spans, records, reports)))
+    }
+
+    fn spans(&self, landed: &Landed) -> impl Iterator<Item = Span> {
+        let span = |piece: crate::protocol::arena::Piece| {
             let (_, region) = self.regions.iter().find(|(number, _)| *number == piece.arena)?;
             let in_region = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
             let (offset, len) =
                 (in_region(piece.offset), in_region(piece.bytes.end - piece.bytes.start));
-            Some(Piece::Remote { region: region.clone(), offset, len, lease: None })
+            Some(Span { region: region.clone(), offset, len })
         };
-        self.owner.pieces(landed).filter_map(piece).collect()
+        self.owner.pieces(landed).filter_map(span)
     }
 
     pub(in crate::protocol::link) fn release(&mut self, landed: Landed) {

@@ -13,6 +13,7 @@ pub(in crate::protocol::link) mod assembly;
 pub(in crate::protocol::link) mod bulk_window;
 pub(in crate::protocol::link) mod landing_zone;
 mod partial;
+mod records;
 pub(in crate::protocol::link) mod return_queue;
 pub(in crate::protocol::link) mod scheduler;
 pub(in crate::protocol::link) mod segmenter;
@@ -30,7 +31,7 @@ use self::staged::Staged;
 use super::transmit::{FrameBytes, RemoteWrite, Transmit};
 use super::{CopiesTail, Freed, Inbound, Lane, Link, Revoked, Source};
 use crate::device::RemoteSlice;
-use crate::memory::region::MemoryRegion;
+use crate::memory::region::{MemoryRegion, MemoryWindow};
 use crate::message::outgoing::OutBuf;
 use crate::message::part::OutPart;
 use crate::message::reply_slot::PeerSlot;
@@ -39,7 +40,8 @@ use crate::protocol::config::LinkConfig;
 use crate::protocol::credit::SendQueueBudget;
 use crate::protocol::error::ProtocolError;
 use crate::protocol::frame::{
-    self, Blocks, Kind, Placed, SEGMENT_PREFIX_MAX_BYTES, SLOT_BLOCK_BYTES, SlotBlock, Written,
+    self, Blocks, Kind, MAX_RECORDS, Placed, RECORD_BYTES, SEGMENT_PREFIX_MAX_BYTES,
+    SLOT_BLOCK_BYTES, SlotBlock, Written,
 };
 
 /// How large messages are written into memory of the peer.
@@ -53,6 +55,8 @@ pub(super) struct WritePath {
     segment_bytes: u64,
     /// Most WRITEs of one segment; 0 if the SQ is too short for a WRITE and its SEND.
     max_writes: usize,
+    /// What is written is sealed.
+    is_sealed: bool,
 }
 
 /// How the next segment is sent.
@@ -73,12 +77,15 @@ impl WritePath {
             threshold_bytes: config.arena_threshold_bytes.into(),
             segment_bytes: config.arena_segment_bytes.into(),
             max_writes: usize::from(budget.message_slots) - 1,
+            is_sealed: false,
         }
     }
 
-    /// Nothing is written: all bytes travel in frames.
-    pub(super) fn write_nothing(&mut self) {
-        self.max_writes = 0;
+    /// What is written is copied and sealed, in as many records as a frame names.
+    pub(super) fn seal(&mut self) {
+        self.is_sealed = true;
+        self.staged.stage_all();
+        self.segment_bytes = self.segment_bytes.min((MAX_RECORDS * RECORD_BYTES) as u64);
     }
 
     /// The peer's arenas.
@@ -119,6 +126,15 @@ impl Link {
         self.assembly.landing_mut().ok_or(ArenaError::TooManyArenas)?.add(region)
     }
 
+    /// As [`Link::add_arena`], for an arena that the peer writes through a window. Bind that before
+    /// anything else is posted.
+    ///
+    /// # Errors
+    /// As [`Link::add_arena`].
+    pub fn add_window(&mut self, window: MemoryWindow) -> Result<(), ArenaError> {
+        self.assembly.landing_mut().ok_or(ArenaError::TooManyArenas)?.add_window(window)
+    }
+
     /// Reports that there is no memory for the arena that was wanted.
     pub fn decline_arena(&mut self) {
         if let Some(landing) = self.assembly.landing_mut() {
@@ -136,7 +152,8 @@ impl Link {
     /// Sets how much of a large message is posted at once; this matters for a device that copies
     /// while it posts. Default [`SliceBytes::WHOLE`].
     pub fn set_slices(&mut self, bytes: SliceBytes) {
-        self.bulk.set_slice_bytes(bytes);
+        let is_cut = self.is_sealed() && bytes != SliceBytes::WHOLE;
+        self.bulk.set_slice_bytes(if is_cut { SliceBytes::SEALED } else { bytes });
     }
 
     /// Whether slices of large messages may be polled from now on although small messages are being
@@ -192,7 +209,8 @@ impl Link {
         // The peer's reader may have to accept more first.
         let in_frame = || segmenter.may_frame().then_some(SegmentPath::Inline);
         let is_small = segmenter.total() < path.threshold_bytes || path.max_writes == 0;
-        if segmenter.is_abort_due() || is_small {
+        let is_head = path.is_sealed && segmenter.tail_offset(room).is_none();
+        if segmenter.is_abort_due() || is_small || is_head {
             return in_frame();
         }
         let max_parts = path.max_writes.div_ceil(2);
@@ -268,11 +286,16 @@ impl Link {
         blocks.segment = Some(segment);
         blocks.releases = self.assembly.landing_mut()?.take_releases();
         let mut frame = blocks.to_prefix(Kind::Data, stamp.grant);
-        frame.extend_from_slice(&payload);
+        let frame = if self.write_path.as_ref()?.is_sealed {
+            FrameBytes::Written(Box::new((frame, payload)))
+        } else {
+            frame.extend_from_slice(&payload);
+            FrameBytes::Message(frame)
+        };
         self.bulk.window_mut().on_sent(number, stamp.mark, slots + 1, written);
         // The memory of the parts is held until the completion.
         stamp.signaled = true;
-        Some(Transmit { writes, ..Transmit::data(FrameBytes::Message(frame), stamp) })
+        Some(Transmit { writes, ..Transmit::data(frame, stamp) })
     }
 
     fn send_inline_segment(&mut self) -> Option<Transmit<'_>> {
@@ -349,7 +372,6 @@ impl Link {
 
     /// Handles the blocks that belong to no segment. Returns the slot that the peer offers.
     fn on_arena_blocks(&mut self, blocks: &Blocks) -> Result<Option<PeerSlot>, ProtocolError> {
-        let is_sealed = self.is_sealed();
         let (Some(path), Some(landing)) = (&mut self.write_path, self.assembly.landing_mut())
         else {
             return Err(ProtocolError::NotAgreed("arena"));
@@ -361,9 +383,6 @@ impl Link {
         if let Some(arena) = blocks.arena {
             self.bulk.unblock();
             match arena {
-                ArenaBlock::Advertise(_) if is_sealed => {
-                    return Err(ProtocolError::NotAgreed("arena on a sealed connection"));
-                }
                 ArenaBlock::Advertise(arena) => path.arenas.on_advertise(arena)?,
                 ArenaBlock::AskBack(arena) => path.arenas.on_ask_back(arena)?,
                 ArenaBlock::GivenUp(arena) => landing.on_given_up(arena)?,

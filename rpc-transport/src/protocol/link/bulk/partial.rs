@@ -9,11 +9,13 @@ use std::task::Waker;
 
 use crate::memory::budget::{BudgetExhausted, HeldLarge, MemoryBudget, Reservation};
 use crate::memory::pages;
+use crate::message::early::EarlyTail;
 use crate::message::payload::{Payload, Piece};
 use crate::message::payload_stream::StreamFeed;
 use crate::message::payload_stream::StreamProgress;
 use crate::message::received::{Message, Refusal};
 use crate::message::reply_slot::PeerSlot;
+use crate::message::sealed::SealedPiece;
 use crate::protocol::error::ProtocolError;
 use crate::protocol::frame::Segment;
 use crate::protocol::link::bulk::landing_zone::{LandingZone, Leave};
@@ -37,6 +39,8 @@ pub(super) struct Partial {
     pieces: Vec<Piece>,
     /// What becomes of the bytes of its tail that lie in arenas.
     pub(super) leave: Leave,
+    /// Opens its tail while it arrives.
+    early: Option<Early>,
     /// It counts among the large ones of the budget.
     large: Option<HeldLarge>,
     /// Set once the message has been delivered as a stream: takes its tail.
@@ -55,6 +59,15 @@ pub(super) struct Partial {
     pub(super) is_delivered: bool,
 }
 
+/// The opening of a tail that arrives.
+struct Early {
+    tail: Arc<EarlyTail>,
+    /// Reserved for it, bytes.
+    room: u64,
+    /// Bytes that are reserved at once.
+    most: u64,
+}
+
 impl Partial {
     pub(super) fn new(total: u64, budget: &MemoryBudget) -> Self {
         Self {
@@ -65,6 +78,7 @@ impl Partial {
             bytes: Vec::new(),
             pieces: Vec::new(),
             leave: Leave::No,
+            early: None,
             large: None,
             feed: None,
             slot: None,
@@ -156,6 +170,7 @@ impl Partial {
     fn refuse(&mut self, reason: BudgetExhausted) {
         self.refused = Some(reason);
         self.pieces = Vec::new();
+        self.early = None;
         let beginning = self.head.as_mut().unwrap_or(&mut self.bytes);
         beginning.truncate(BEGINNING_BYTES);
         beginning.shrink_to_fit();
@@ -224,6 +239,31 @@ impl Partial {
         }
     }
 
+    /// From now on what arrives of the tail is opened, as its reader would copy it. `most`: bytes
+    /// that are reserved for the tail at once.
+    pub(super) fn open_early(&mut self, most: u64) {
+        self.early = Some(Early { tail: Arc::new(EarlyTail::new()), room: 0, most });
+    }
+
+    /// Queues the bytes that are kept next, to be opened. Returns the waker that opens them; wake
+    /// it outside of any lock.
+    pub(super) fn open(&mut self, pieces: &[Piece]) -> Option<Waker> {
+        let ([Piece::Sealed(sealed)], Some(early)) = (pieces, &mut self.early) else {
+            return None;
+        };
+        let (at, tail) = (self.received - self.head_end?, self.total - self.head_end?);
+        let needed = at + sealed.len() as u64;
+        if needed > early.room {
+            let more = (2 * needed).max(early.most).min(tail) - early.room;
+            early.room += more;
+            self.take(more);
+        }
+        let Early { tail, room, .. } = self.early.as_ref()?;
+        let room = usize::try_from(*room).ok()?;
+        let is_next = self.refused.is_none() && tail.push(at, sealed, room);
+        is_next.then(|| Waker::from(Arc::clone(tail)))
+    }
+
     /// Adds bytes that stay where they are.
     pub(super) fn keep(&mut self, pieces: Vec<Piece>) {
         self.received += total_len(&pieces) as u64;
@@ -235,11 +275,29 @@ impl Partial {
 
     /// Adds a copy of bytes.
     pub(super) fn copy(&mut self, pieces: &[Piece]) -> Result<(), ProtocolError> {
+        if let [Piece::Sealed(sealed)] = pieces {
+            return self.copy_sealed(sealed);
+        }
         let len = total_len(pieces);
         self.reserve(len)?;
         self.received += len as u64;
         if self.refused.is_none() {
-            pieces.iter().for_each(|piece| piece.append_to(&mut self.bytes));
+            pieces.iter().for_each(|piece| piece.append_here(&mut self.bytes));
+        }
+        Ok(())
+    }
+
+    /// Adds a copy of bytes that their reader opens.
+    fn copy_sealed(&mut self, sealed: &SealedPiece) -> Result<(), ProtocolError> {
+        let len = sealed.len();
+        self.received += len as u64;
+        self.take(len as u64);
+        if self.refused.is_none() {
+            let mut room = Vec::new();
+            let reserved = room.try_reserve_exact(len);
+            reserved.map_err(|_| ProtocolError::OutOfMemory { received: self.received })?;
+            self.close_run();
+            self.pieces.push(Piece::Sealed(Arc::new(sealed.moved(room))));
         }
         Ok(())
     }
@@ -292,7 +350,9 @@ impl Partial {
         let charge = self.charge.take().map(|charge| charge.holding(large));
         let message = if let Some(head) = self.head.take() {
             self.close_run();
-            Message::private(head).with_tail(Some(Payload::from_pieces(self.pieces)))
+            let early = self.early.map(|early| early.tail);
+            let tail = Payload::from_arrived(self.pieces, early);
+            Message::private(head).with_tail(Some(tail))
         } else {
             Message::private(self.bytes)
         };

@@ -16,9 +16,10 @@ use std::sync::atomic::Ordering;
 use crate::memory::process::Process;
 use crate::message::payload_stream::StreamProgress;
 use crate::message::reply_slot::SlotReturns;
+use crate::message::sealed::ForgeryReports;
 use crate::protocol::arena::Landed;
 use crate::protocol::frame::MaxStreamData;
-use crate::sync::{AtomicU32, Mutex};
+use crate::sync::{AtomicBool, AtomicU32, Mutex};
 
 /// Notifies the connection that the link should consume. Called by any thread that drops a payload;
 /// it must not take a lock that such a thread may hold.
@@ -28,6 +29,8 @@ pub(in crate::protocol::link) struct ReturnQueue {
     inner: Mutex<Inner>,
     /// Landed messages in `inner`, read without the lock.
     count: AtomicU32,
+    /// A record failed its check.
+    has_forged: AtomicBool,
     process: Process,
 }
 
@@ -65,7 +68,12 @@ impl Default for ReturnQueue {
             notify_at: 1,
             on_return: None,
         };
-        Self { inner: Mutex::new(inner), count: AtomicU32::new(0), process: Process::current() }
+        Self {
+            inner: Mutex::new(inner),
+            count: AtomicU32::new(0),
+            has_forged: AtomicBool::new(false),
+            process: Process::current(),
+        }
     }
 }
 
@@ -98,6 +106,11 @@ impl ReturnQueue {
     #[inline]
     pub(in crate::protocol::link) fn has_any(&self) -> bool {
         self.count.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether a record failed its check.
+    pub(in crate::protocol::link) fn has_forged_record(&self) -> bool {
+        self.has_forged.load(Ordering::Relaxed)
     }
 
     fn give_back(&self, landed: Landed) {
@@ -160,6 +173,20 @@ impl StreamProgress for ReturnQueue {
     }
 }
 
+impl ForgeryReports for ReturnQueue {
+    fn on_forged(&self) {
+        let on_return = {
+            let inner = self.inner.lock();
+            self.has_forged.store(true, Ordering::Relaxed);
+            self.count.fetch_add(1, Ordering::Relaxed);
+            inner.on_return.clone()
+        };
+        if let Some(on_return) = on_return {
+            on_return();
+        }
+    }
+}
+
 impl fmt::Debug for ReturnQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ReturnQueue({} back)", self.count.load(Ordering::Relaxed))
@@ -192,7 +219,6 @@ mod loom_tests {
     use loom::thread;
 
     use super::*;
-    use crate::sync::AtomicBool;
 
     /// Two threads return one slot each while the link consumes. Returns how many slots it got,
     /// counting one more `take` if it was notified and `obeys`.

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use super::bulk_window::BulkWindow;
 use crate::message::outgoing::OutBuf;
 use crate::protocol::credit::Window;
-use crate::protocol::frame::{Blocks, Segment};
+use crate::protocol::frame::{Blocks, MAX_RECORDS, RECORD_BYTES, Segment};
 use crate::protocol::link::lanes::{Lane, Lanes};
 use crate::protocol::link::transmit::RemoteWrite;
 
@@ -40,6 +40,9 @@ impl SliceBytes {
     /// For devices that copy while they post. Beside small messages, copying a slice takes about as
     /// long as one round trip of a small message.
     pub const COPIED: Self = Self { beside_small: 16 << 10, alone: 256 << 10 };
+    /// For these, if what is written is sealed too: a segment is one slice.
+    pub(in crate::protocol::link) const SEALED: Self =
+        Self { beside_small: RECORD_BYTES as u64, alone: (MAX_RECORDS * RECORD_BYTES) as u64 };
 }
 
 /// A long segment has this many times the usual bytes.
@@ -173,6 +176,9 @@ impl BulkScheduler {
     /// messages anyway, and no small messages are being sent: their receiver is busy longer with a
     /// long one.
     pub(in crate::protocol::link) fn segment_bytes(&self, usual: u64, others_wait: bool) -> u64 {
+        if self.slice_bytes == SliceBytes::SEALED {
+            return usual.min(self.next_slice_bytes());
+        }
         let is_alone = self.small_countdown == 0 && self.slice_bytes != SliceBytes::WHOLE;
         if others_wait && is_alone { LONG_SEGMENT * usual } else { usual }
     }
@@ -205,13 +211,18 @@ impl BulkScheduler {
         self.begun.take().map(|begun| begun.message)
     }
 
+    /// Most bytes of the next slice.
+    fn next_slice_bytes(&self) -> u64 {
+        let SliceBytes { alone, beside_small } = self.slice_bytes;
+        if self.small_countdown == 0 { alone } else { beside_small }
+    }
+
     /// The next WRITEs, at most `max_writes`, and the segment if these are its last ones.
     pub(in crate::protocol::link) fn next_slice(
         &mut self,
         max_writes: usize,
     ) -> Option<(Vec<RemoteWrite>, Option<Begun>)> {
-        let SliceBytes { alone, beside_small } = self.slice_bytes;
-        let mut room = if self.small_countdown == 0 { alone } else { beside_small };
+        let mut room = self.next_slice_bytes();
         self.small_countdown = self.small_countdown.saturating_sub(1);
         let begun = self.begun.as_mut()?;
         let mut writes = Vec::with_capacity(begun.writes.len().min(max_writes));

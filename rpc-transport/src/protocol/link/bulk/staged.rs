@@ -11,11 +11,20 @@ use super::segmenter::Segmenter;
 use crate::message::part::OutPart;
 use crate::protocol::link::Link;
 
+/// Which memory is written in place.
+#[derive(Debug, Default)]
+enum InPlace {
+    #[default]
+    All,
+    /// That of this protection domain.
+    Of(u64),
+    Nothing,
+}
+
 /// The room of one end for staging.
 #[derive(Debug, Default)]
 pub(in crate::protocol::link) struct Staged {
-    /// The protection domain of memory that is written in place; `None`: all memory is.
-    domain: Option<u64>,
+    in_place: InPlace,
     /// Room for the next segment, bytes.
     room: u64,
     /// Room that the next segment waits for, bytes.
@@ -24,7 +33,16 @@ pub(in crate::protocol::link) struct Staged {
 
 impl Staged {
     fn is_staged(&self, part: &OutPart) -> bool {
-        self.domain.is_some_and(|domain| part.domain() != Some(domain))
+        match self.in_place {
+            InPlace::All => false,
+            InPlace::Of(domain) => part.domain() != Some(domain),
+            InPlace::Nothing => true,
+        }
+    }
+
+    /// Nothing is written in place.
+    pub(super) fn stage_all(&mut self) {
+        self.in_place = InPlace::Nothing;
     }
 
     /// How many of the next `bytes` bytes to write may be a segment; `None`: it waits for room.
@@ -36,7 +54,7 @@ impl Staged {
         bytes: u64,
     ) -> Option<u64> {
         self.wanted = None;
-        if self.domain.is_none() {
+        if matches!(self.in_place, InPlace::All) {
             return Some(bytes);
         }
         let (mut staged, mut fit) = (0, 0);
@@ -68,8 +86,10 @@ impl Link {
     /// From now on memory of other domains than this one is written only as far as there is room to
     /// stage it, at first none: see [`Link::wanted_staging`].
     pub fn stage_other_domains(&mut self, domain: u64) {
-        if let Some(path) = &mut self.write_path {
-            path.staged.domain = Some(domain);
+        if let Some(path) = &mut self.write_path
+            && !path.is_sealed
+        {
+            path.staged.in_place = InPlace::Of(domain);
         }
     }
 
@@ -126,7 +146,7 @@ mod tests {
             let total = message.total_len();
             let mut segmenter = Segmenter::new(1_000, u64::MAX, false);
             segmenter.start(Queued { tag: 1, message });
-            let mut staged = Staged { domain: Some(region.domain()), room: 0, wanted: None };
+            let mut staged = Staged { in_place: InPlace::Of(region.domain()), room: 0, wanted: None };
             let mut rooms = rooms.into_iter().chain(std::iter::repeat(700));
             while segmenter.has_work() {
                 let bytes = segmenter.writable(FRAME_ROOM, 4_000, 3);

@@ -20,6 +20,7 @@ use crate::protocol::link::tests::{out, pattern, small_config};
 
 mod early;
 mod readers;
+mod records;
 mod slices;
 
 const CHUNK: u64 = 4096;

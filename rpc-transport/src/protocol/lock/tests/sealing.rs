@@ -1,9 +1,14 @@
-//! Sealed frames.
+//! Sealed frames and records.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+
+use proptest::prelude::*;
 
 use super::super::fake::FakeKey;
 use super::*;
 use crate::protocol::credit::Grant;
-use crate::protocol::frame::{self, HEADER_BYTES, Kind};
+use crate::protocol::frame::{self, HEADER_BYTES, Kind, MAX_RECORDS, RECORD_BYTES};
 
 fn ends() -> (Sealer, Opener) {
     let key = |role| Box::new(FakeKey::new(5, role));
@@ -94,6 +99,19 @@ fn keys_change_at_the_same_number() {
     }
 }
 
+/// The numbers of `docs/wire-format.md`: two ends that count alike, and otherwise, agree as well.
+#[test]
+fn keys_change_at_the_numbers_of_the_table() {
+    let (mut sealer, mut opener) = ends();
+    let numbers = [(0, 0), (1_048_575, 0), (1_048_576, 1), (2_097_151, 1), (2_097_152, 2)];
+    for (number, changes) in numbers {
+        sealer.skip_to(number);
+        opener.skip_to(number);
+        opener.open(None, &mut sealed(&mut sealer, b"call")).unwrap();
+        assert_eq!(opener.record_keys().epoch(), changes, "frame {number}");
+    }
+}
+
 /// The counts of the two directions have nothing to do with each other.
 #[test]
 fn a_key_changes_after_a_million_frames() {
@@ -155,6 +173,92 @@ fn each_kind_is_protected_whole() {
             let (mut frame, mut opener) = sealed();
             frame[bit / 8] ^= 1 << (bit % 8);
             assert!(opener.open(None, &mut frame).is_err(), "{plain:?} bit {bit}");
+        }
+    }
+}
+
+/// Keeps what was sealed with each key: path, number and the count of changes.
+struct Counting {
+    epoch: u64,
+    used: Arc<Mutex<HashSet<(u8, u64, u64)>>>,
+}
+
+impl Counting {
+    fn use_up(&self, path: u8, number: u64) -> [u8; TAG_BYTES] {
+        let is_new = self.used.lock().unwrap().insert((path, self.epoch, number));
+        assert!(is_new, "number {number} of path {path} is sealed twice with key {}", self.epoch);
+        [0; TAG_BYTES]
+    }
+}
+
+impl FrameKey for Counting {
+    fn seal(&self, number: u64, _: &[u8; 8], _: &mut [u8]) -> Result<[u8; TAG_BYTES], SealError> {
+        assert_eq!(number / REKEY_FRAMES, self.epoch);
+        Ok(self.use_up(0, number))
+    }
+
+    fn open(&self, _: u64, _: &[u8; 8], _: &mut [u8]) -> Result<(), SealError> {
+        Ok(())
+    }
+
+    fn advance(&mut self) {
+        self.epoch += 1;
+    }
+
+    fn record_key(&self) -> Arc<dyn RecordKey> {
+        Arc::new(Self { epoch: self.epoch, used: Arc::clone(&self.used) })
+    }
+}
+
+impl RecordKey for Counting {
+    fn seal(&self, number: u64, _: &mut [u8]) -> Result<[u8; TAG_BYTES], RecordError> {
+        // Also with other keys: numbers of records never start again.
+        (0..4).for_each(|epoch| {
+            let has = self.used.lock().unwrap().contains(&(1, epoch, number));
+            assert!(!has, "number {number} is used with key {epoch}");
+        });
+        Ok(self.use_up(1, number))
+    }
+
+    fn open(&self, _: u64, _: &mut [u8]) -> Result<(), RecordError> {
+        Ok(())
+    }
+}
+
+proptest! {
+    /// Frames and records in any order, around two changes of the key: each is opened with the key
+    /// that sealed it, and no number is used twice.
+    #[test]
+    fn records_and_frames_use_each_number_once(
+        steps in prop::collection::vec((any::<bool>(), 0_usize..6), 1..40),
+    ) {
+        let used = Arc::<Mutex<HashSet<_>>>::default();
+        let key = || Box::new(Counting { epoch: 0, used: Arc::clone(&used) });
+        let (mut sealer, mut opener) = (Sealer::new(key(), 0), Opener::new(key(), 0));
+        let mut expected = 0;
+        for border in 1..3 {
+            sealer.skip_to(border * REKEY_FRAMES - 3);
+            opener.skip_to(border * REKEY_FRAMES - 3);
+            for &(is_frame, records) in &steps {
+                let mut bytes = vec![0; records * RECORD_BYTES - usize::from(records > 0)];
+                let tags = sealer.seal_records(&mut bytes);
+                if records > MAX_RECORDS {
+                    prop_assert_eq!(tags, Err(SealError::TooLong(bytes.len())));
+                    continue;
+                }
+                let tags = tags.unwrap();
+                prop_assert_eq!((tags.first, tags.tags.len()), (expected, records));
+                expected += records as u64;
+                if is_frame {
+                    // It names the records; if it is not sent, they are not named.
+                    let mut frame = sealed(&mut sealer, b"");
+                    opener.open(None, &mut frame).unwrap();
+                    prop_assert!(opener.record_keys().of(tags.epoch).is_some());
+                    let now = opener.record_keys().epoch();
+                    prop_assert!(opener.record_keys().of(now + 1).is_none());
+                    prop_assert!(now < 2 || opener.record_keys().of(now - 2).is_none());
+                }
+            }
         }
     }
 }
