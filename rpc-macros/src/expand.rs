@@ -240,6 +240,8 @@ fn method_variant(at: usize) -> Ident {
 
 fn descriptors(service: &Service) -> TokenStream {
     let Service { krate, wire_name, methods, .. } = service;
+    let Names { server, client, blocking, .. } = &service.names;
+    let clients = [Some(client), blocking.as_ref()].into_iter().flatten();
     let statics = methods.iter().enumerate().map(|(at, method)| {
         let Method { cfgs, wire_name, signature, .. } = method;
         let name = method_static(at);
@@ -287,6 +289,16 @@ fn descriptors(service: &Service) -> TokenStream {
                 .documented(#docs);
         const _: () = #krate::__private::assert_distinct_ids([#(#names),*]);
         enum __RpcMethod { #(#variants),* }
+        impl<__Service> #krate::__private::Described for #server<__Service> {
+            fn service() -> &'static #krate::__private::ServiceDescriptor {
+                &__RPC_SERVICE
+            }
+        }
+        #(impl #krate::__private::Described for #clients {
+            fn service() -> &'static #krate::__private::ServiceDescriptor {
+                &__RPC_SERVICE
+            }
+        })*
     }
 }
 

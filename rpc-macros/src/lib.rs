@@ -57,6 +57,10 @@ use proc_macro::TokenStream;
 /// - `result`: the return type is an alias of a `Result`.
 /// - `plain`: the return type is a plain value, although it is named `Result`.
 ///
+/// # Options of an argument: `#[rpc(..)]`
+/// - `default`: a caller whose trait lacks the argument gets its type's `Default`. An `Option` is
+///   `None` then and needs no option.
+///
 /// # Handlers that compute or block
 /// The driver of a connection first polls a handler on the driver's own thread. A handler that
 /// completes in that poll costs no task; otherwise it becomes a task. Code before its first wait

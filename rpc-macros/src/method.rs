@@ -9,7 +9,7 @@ use syn::{
 };
 
 use crate::attributes::{allowed, client_attributes, select};
-use crate::parse::{Errors, MethodOptions, ServiceOptions};
+use crate::parse::{ArgumentOptions, Errors, MethodOptions, ServiceOptions};
 use crate::signature;
 use crate::streams::{self, Download, Upload};
 use crate::types::{self, Decoded};
@@ -56,6 +56,8 @@ pub(crate) struct Argument {
     pub(crate) ident: Ident,
     pub(crate) ty: Type,
     pub(crate) decoded: Decoded,
+    /// It has its type's default if a caller lacks it.
+    pub(crate) has_default: bool,
 }
 
 /// A result.
@@ -104,9 +106,10 @@ impl Checker<'_> {
 
     fn method(&mut self, mut item: TraitItemFn) -> Method {
         let options = MethodOptions::take(&mut item.attrs, &mut self.errors);
+        let in_msgpack = self.in_msgpack(options.codec.as_ref().or(self.options.codec.as_ref()));
         check_name(&item.sig.ident, &mut self.errors);
         self.check_signature(&item.sig);
-        let (arguments, upload) = self.arguments(&item.sig);
+        let (arguments, upload) = self.arguments(&mut item.sig, in_msgpack);
         let is_async = item.sig.asyncness.is_some();
         let download = streams::download(&item.sig.output, is_async, &mut self.errors);
         let returns = match download {
@@ -132,7 +135,7 @@ impl Checker<'_> {
             idempotent: options.idempotent.is_some(),
             no_cancel: options.no_cancel.is_some(),
             spawn: options.spawn.is_some(),
-            in_msgpack: self.in_msgpack(options.codec.as_ref().or(self.options.codec.as_ref())),
+            in_msgpack,
             idle_deadline: options.stream_deadline.is_some(),
         }
     }
@@ -254,10 +257,15 @@ impl Checker<'_> {
         }
     }
 
-    fn arguments(&mut self, signature: &Signature) -> (Vec<Argument>, Option<Upload>) {
-        let typed: Vec<&PatType> = signature
+    /// Takes the options of the arguments out of the signature, which is kept for the trait.
+    fn arguments(
+        &mut self,
+        signature: &mut Signature,
+        in_msgpack: bool,
+    ) -> (Vec<Argument>, Option<Upload>) {
+        let typed: Vec<&mut PatType> = signature
             .inputs
-            .iter()
+            .iter_mut()
             .filter_map(|input| match input {
                 FnArg::Typed(typed) => Some(typed),
                 FnArg::Receiver(_) => None,
@@ -268,33 +276,47 @@ impl Checker<'_> {
         for (at, typed) in typed.into_iter().enumerate() {
             if at == types::MAX_FIELDS {
                 self.errors.at(
-                    typed,
+                    &*typed,
                     format!(
                         "a method has at most {} arguments; put some of them into a struct",
                         types::MAX_FIELDS
                     ),
                 );
             }
+            let options = ArgumentOptions::take(&mut typed.attrs, &mut self.errors);
             let is_last = at + 1 == count;
             if let Some(segment) = streams::as_streaming(&typed.ty).filter(|_| is_last) {
                 let ident = self.argument_name(typed);
+                if let Some(flag) = options.default {
+                    self.errors.at(flag, "a stream has no default; remove this");
+                }
                 let upload = streams::upload(ident, &typed.ty, segment, &mut self.errors);
                 return (arguments, Some(upload));
             }
-            arguments.push(self.argument(typed));
+            if let Some(flag) = options.default.as_ref().filter(|_| in_msgpack) {
+                self.errors.at(
+                    flag,
+                    "codec = \"msgpack\" reads arguments in order, so none can be missing; put \
+                     them into a struct, with #[serde(default)] on its fields",
+                );
+            }
+            arguments.push(self.argument(typed, options.default.is_some()));
         }
         (arguments, None)
     }
 
-    fn argument(&mut self, typed: &PatType) -> Argument {
+    fn argument(&mut self, typed: &PatType, has_default: bool) -> Argument {
         let ident = self.argument_name(typed);
         let decoded = types::argument(&typed.ty, self.krate, &mut self.errors);
-        Argument { ident, ty: (*typed.ty).clone(), decoded }
+        Argument { ident, ty: (*typed.ty).clone(), decoded, has_default }
     }
 
     fn argument_name(&mut self, typed: &PatType) -> Ident {
         for attribute in &typed.attrs {
-            self.errors.at(attribute, "an argument of a service's method has no attributes");
+            self.errors.at(
+                attribute,
+                "an argument of a service's method has no attributes but #[rpc(default)]",
+            );
         }
         match &*typed.pat {
             Pat::Ident(pat) => {

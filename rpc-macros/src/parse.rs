@@ -75,6 +75,12 @@ pub(crate) struct MethodOptions {
     pub(crate) plain: Option<Ident>,
 }
 
+/// Options of `#[rpc(..)]` on an argument.
+#[derive(Default)]
+pub(crate) struct ArgumentOptions {
+    pub(crate) default: Option<Ident>,
+}
+
 pub(crate) fn parse(options: TokenStream, item: TokenStream) -> syn::Result<Input> {
     let item = match syn::parse2::<Item>(item)? {
         Item::Trait(item) => with_outer_attributes(item),
@@ -174,27 +180,55 @@ fn names_rpc(attribute: &Attribute) -> bool {
     tokens.any(|token| matches!(token, TokenTree::Ident(it) if it == "rpc"))
 }
 
-impl MethodOptions {
-    /// Reads all `#[rpc(..)]` attributes among `attributes` and removes them.
+/// Reads all `#[rpc(..)]` attributes among `attributes` and removes them.
+fn take_options(
+    attributes: &mut Vec<Attribute>,
+    errors: &mut Errors,
+    mut read: impl FnMut(&ParseNestedMeta<'_>) -> syn::Result<()>,
+) {
+    attributes.retain(|attribute| {
+        if attribute.path().is_ident("cfg_attr") && names_rpc(attribute) {
+            errors.at(
+                attribute,
+                "the macro cannot see what a `cfg_attr` adds; write the method twice, each under \
+                 its own #[cfg(..)], with its own #[rpc(..)]",
+            );
+            return false;
+        }
+        if !attribute.path().is_ident("rpc") {
+            return true;
+        }
+        if let Err(error) = attribute.parse_nested_meta(|meta| read(&meta)) {
+            errors.add(error);
+        }
+        false
+    });
+}
+
+/// Reads an option without a value.
+fn flag(place: &mut Option<Ident>, meta: &ParseNestedMeta<'_>, flag: &Ident) -> syn::Result<()> {
+    if !meta.input.is_empty() && !meta.input.peek(Token![,]) {
+        let message = format!("`{flag}` takes no value");
+        return Err(Error::new(meta.input.span(), message));
+    }
+    once(place, meta, flag.clone())
+}
+
+impl ArgumentOptions {
     pub(crate) fn take(attributes: &mut Vec<Attribute>, errors: &mut Errors) -> Self {
         let mut options = Self::default();
-        attributes.retain(|attribute| {
-            if attribute.path().is_ident("cfg_attr") && names_rpc(attribute) {
-                errors.at(
-                    attribute,
-                    "the macro cannot see what a `cfg_attr` adds; write the method twice, each \
-                     under its own #[cfg(..)], with its own #[rpc(..)]",
-                );
-                return false;
-            }
-            if !attribute.path().is_ident("rpc") {
-                return true;
-            }
-            if let Err(error) = attribute.parse_nested_meta(|meta| options.read(&meta)) {
-                errors.add(error);
-            }
-            false
+        take_options(attributes, errors, |meta| match meta.path.get_ident() {
+            Some(name) if name == "default" => flag(&mut options.default, meta, name),
+            _ => Err(meta.error("unknown option of an argument; the only one is #[rpc(default)]")),
         });
+        options
+    }
+}
+
+impl MethodOptions {
+    pub(crate) fn take(attributes: &mut Vec<Attribute>, errors: &mut Errors) -> Self {
+        let mut options = Self::default();
+        take_options(attributes, errors, |meta| options.read(meta));
         options
     }
 
@@ -211,8 +245,8 @@ impl MethodOptions {
         if meta.path.is_ident("codec") {
             return once(&mut self.codec, meta, meta.value()?.parse()?);
         }
-        let Some(flag) = meta.path.get_ident() else { return Err(unknown(meta)) };
-        let place = match flag.to_string().as_str() {
+        let Some(name) = meta.path.get_ident() else { return Err(unknown(meta)) };
+        let place = match name.to_string().as_str() {
             "idempotent" => &mut self.idempotent,
             "no_cancel" => &mut self.no_cancel,
             "spawn" => &mut self.spawn,
@@ -220,11 +254,7 @@ impl MethodOptions {
             "plain" => &mut self.plain,
             _ => return Err(unknown(meta)),
         };
-        if !meta.input.is_empty() && !meta.input.peek(Token![,]) {
-            let message = format!("`{flag}` takes no value");
-            return Err(Error::new(meta.input.span(), message));
-        }
-        once(place, meta, flag.clone())
+        flag(place, meta, name)
     }
 }
 

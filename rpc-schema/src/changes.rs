@@ -180,7 +180,7 @@ fn resolved(client: &Schema, server: &Schema) -> Outcome {
     let mut outcome = Outcome::default();
     match (with_arguments(client), with_arguments(server)) {
         (Ok((client, written)), Ok((server, read))) => {
-            outcome.add("", Plan::new(&client, written, &server, read));
+            outcome.add("", Plan::of_arguments(&client, written, &server, read));
         }
         (Err(flaw), _) | (_, Err(flaw)) => {
             return Outcome::broken(format!("its arguments cannot be read by name: {flaw}"));

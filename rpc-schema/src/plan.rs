@@ -140,8 +140,29 @@ impl Plan {
         reader: &Schema,
         read: Id,
     ) -> Result<Self, Vec<Problem>> {
-        let mut maker =
-            Maker { writer, reader, pairs: Vec::new(), known: HashMap::new(), parts: 0 };
+        let (pairs, known) = (Vec::new(), HashMap::new());
+        Self::made(Maker { writer, reader, pairs, known, parts: 0, arguments: None }, written, read)
+    }
+
+    /// [`Plan::new`] for two structs of arguments.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    ///
+    /// # Panics
+    /// An id is not of its schema.
+    pub fn of_arguments(
+        writer: &Schema,
+        written: Id,
+        reader: &Schema,
+        read: Id,
+    ) -> Result<Self, Vec<Problem>> {
+        let (pairs, known, arguments) = (Vec::new(), HashMap::new(), Some((written, read)));
+        Self::made(Maker { writer, reader, pairs, known, parts: 0, arguments }, written, read)
+    }
+
+    fn made(mut maker: Maker<'_>, written: Id, read: Id) -> Result<Self, Vec<Problem>> {
+        let writer = maker.writer;
         let root = maker.pair(written, read);
         let mut ops = Vec::new();
         let mut kept = Vec::new();
@@ -201,6 +222,8 @@ struct Maker<'a> {
     pairs: Vec<(Id, Id)>,
     known: HashMap<(Id, Id), OpId>,
     parts: usize,
+    /// The pair that has the arguments of a method.
+    arguments: Option<(Id, Id)>,
 }
 
 impl Maker<'_> {
@@ -248,7 +271,8 @@ impl Maker<'_> {
                 return (Op::Tuple(parts.collect()), true);
             }
             (Type::Struct { fields: from, .. }, Type::Struct { fields: to, denies_unknown }) => {
-                return self.fields(from, to, *denies_unknown);
+                let is_arguments = self.arguments == Some((written, read));
+                return self.fields(from, to, *denies_unknown, is_arguments);
             }
             (Type::Enum { variants: from, .. }, Type::Enum { variants: to, other }) => {
                 return self.variants(from, to, *other);
@@ -258,7 +282,7 @@ impl Maker<'_> {
             (Type::F64, Type::F32) => Op::Float(true),
             // A variant that had nothing, and has fields now.
             (Type::Nothing, Type::Struct { fields, denies_unknown }) => {
-                return (self.fields(&[], fields, *denies_unknown).0, fields.is_empty());
+                return (self.fields(&[], fields, *denies_unknown, false).0, fields.is_empty());
             }
             (from, to) if from == to => return (Op::Same, true),
             (from, to) => {
@@ -268,7 +292,13 @@ impl Maker<'_> {
         (op, false)
     }
 
-    fn fields(&mut self, from: &[Field], to: &[Field], denies_unknown: bool) -> (Op, bool) {
+    fn fields(
+        &mut self,
+        from: &[Field],
+        to: &[Field],
+        denies_unknown: bool,
+        is_arguments: bool,
+    ) -> (Op, bool) {
         let find = finder(to.iter().map(|it| (it.name.as_str(), it.aliases.as_slice())));
         let mut given: Vec<Option<&str>> = vec![None; to.len()];
         let mut parts = Vec::with_capacity(from.len());
@@ -302,8 +332,11 @@ impl Maker<'_> {
             .zip(&given)
             .filter(|(field, given)| given.is_none() && field.absent == Absent::Refused);
         if let Some((field, _)) = missing.next() {
-            let what =
-                format!("the writer has no field `{}`: give it `#[serde(default)]`", field.name);
+            let (kind, remedy) = match is_arguments {
+                true => ("argument", "#[rpc(default)]"),
+                false => ("field", "#[serde(default)]"),
+            };
+            let what = format!("the writer has no {kind} `{}`: give it `{remedy}`", field.name);
             return (Op::Refused(what), false);
         }
         (Op::Struct(parts), is_kept)

@@ -81,7 +81,7 @@ pub type Id = usize;
 pub enum Absent {
     /// It refuses the message.
     Refused,
-    /// It takes a default: `#[serde(default)]`, or an `Option`.
+    /// It takes a default: `#[serde(default)]`, `#[rpc(default)]`, or an `Option`.
     Default,
     /// This is not known before it is tried.
     Unknown,

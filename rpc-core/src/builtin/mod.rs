@@ -6,7 +6,6 @@
 
 pub mod health;
 pub mod reflect;
-mod schema_file;
 
 use std::sync::{Arc, OnceLock};
 

@@ -40,10 +40,9 @@ use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 
-pub use super::schema_file::{SchemaError, check_schema};
 use crate::service::{MethodDescriptor, ServiceDescriptor};
 use crate::stats::handle::WeakStatsHandle;
-use crate::stats::{ConnectionStats, Histogram, MethodStats, ServerStats};
+use crate::stats::{ConnectionStats, ConvertedStats, Histogram, MethodStats, ServerStats};
 use crate::status::Status;
 use crate::text::printable;
 
@@ -236,6 +235,12 @@ pub struct ServerSnapshot {
     pub accepted: u64,
     /// Total number of refused connections.
     pub refused: u64,
+    /// Total number of connections whose peer may not connect.
+    pub denied: u64,
+    /// Total number of calls that the server's rules refused.
+    pub calls_denied: u64,
+    /// Total number of connections without TLS at a server where that is optional.
+    pub accepted_plain: u64,
     /// Total number of failed set-ups.
     pub set_ups_failed: u64,
     /// Whether the server is shutting down.
@@ -244,6 +249,9 @@ pub struct ServerSnapshot {
     pub memory_used_bytes: u64,
     /// The memory budget, bytes.
     pub memory_limit_bytes: u64,
+    /// Messages of clients whose types differ.
+    #[serde(default)]
+    pub converted: Vec<ConvertedStats>,
 }
 
 impl ServerSnapshot {
@@ -254,10 +262,14 @@ impl ServerSnapshot {
             connection_count,
             accepted: stats.accepted,
             refused: stats.refused,
+            denied: stats.denied,
+            calls_denied: stats.calls_denied,
+            accepted_plain: stats.accepted_plain,
             set_ups_failed: stats.set_ups_failed,
             is_draining: stats.is_draining,
             memory_used_bytes: stats.memory_used_bytes,
             memory_limit_bytes: stats.memory_limit_bytes,
+            converted: stats.converted,
         }
     }
 }

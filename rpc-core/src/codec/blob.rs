@@ -20,7 +20,7 @@ use serde::ser::{SerializeSeq, SerializeTuple, Serializer};
 
 use crate::bulk::handoff::{self, Handed};
 use crate::codec::shape::{Put, PutShape, Take, TakeShape};
-use crate::schema::PAYLOAD;
+use crate::layout::PAYLOAD;
 
 /// Maximum number of elements for which memory is reserved because of an announced count.
 const MAX_RESERVED: usize = 1024;

@@ -19,7 +19,7 @@ use super::keys::{Fields, Key};
 use super::leaf::{Leaf, leaves};
 use super::reason::Noted;
 use super::source::Source;
-use crate::schema::PAYLOAD;
+use crate::layout::PAYLOAD;
 
 /// A seed whose value is decoded under the guard.
 pub(super) struct Seed<'g, S, P> {

@@ -20,7 +20,7 @@ use super::nothing::looks_like_none;
 use super::reason::Noted;
 use crate::bulk::Bulk;
 use crate::bulk::handoff::{self, Handed};
-use crate::schema::PAYLOAD;
+use crate::layout::PAYLOAD;
 
 /// A value that is encoded under the guard; `depth` is the number of containers that may still
 /// open.

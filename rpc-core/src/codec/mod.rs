@@ -235,12 +235,26 @@ impl Codec {
     where
         S: DeserializeSeed<'a>,
     {
-        let guard = Guard::for_decoding(bytes.len());
         #[cfg(feature = "msgpack")]
         if *self == Self::MsgPack {
+            let guard = Guard::for_decoding(bytes.len());
             let guarded = decode::Seed::new(seed, Named, &guard);
             return msgpack::decode(guarded, bytes).map_err(|why| undecoded(guard, why));
         }
+        self.decode_positional(seed, bytes)
+    }
+
+    /// Decodes from a format without names. No code for the others is generated.
+    #[inline(always)]
+    pub(crate) fn decode_positional<'a, S>(
+        &self,
+        seed: S,
+        bytes: &'a [u8],
+    ) -> Result<S::Value, CodecError>
+    where
+        S: DeserializeSeed<'a>,
+    {
+        let guard = Guard::for_decoding(bytes.len());
         let guarded = decode::Seed::new(seed, Plain, &guard);
         let result: Result<S::Value, Undecoded> = match self {
             #[cfg(feature = "bincode")]
@@ -288,7 +302,7 @@ impl Codec {
             Err(reason) => match cursor.refusal() {
                 Some(kind) => Err(CodecError::new(kind, guard.into_diagnosis().1)),
                 None => match cursor.must_join().then(|| cursor.join()).flatten() {
-                    Some(joined) => self.decode_seed(seed, joined?),
+                    Some(joined) => self.decode_positional(seed, joined?),
                     None => Err(malformed(guard, reason)),
                 },
             },

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::ser::{Error, Impossible, Serialize, Serializer};
 
-use crate::schema::PAYLOAD;
+use crate::layout::PAYLOAD;
 
 /// Whether the value would be read as `None`.
 pub(super) fn looks_like_none<T: Serialize + ?Sized>(value: &T) -> bool {

@@ -156,8 +156,59 @@ pub fn put<'a, T: ?Sized, H: PutShape<T>>(
 #[inline]
 pub fn seed<'de, T, H: TakeShape<'de, T>>(
     shape: H,
-) -> impl DeserializeSeed<'de, Value = T> + Clone + use<'de, T, H> {
+) -> impl ArgumentSeed<'de, Value = T> + Clone + use<'de, T, H> {
     Take::new(shape)
+}
+
+/// [`seed`] for an argument that has its default if the caller lacks it. The default is a function,
+/// and no bound, so that a type without one is a single error.
+#[inline]
+pub fn seed_or_default<'de, T, H: TakeShape<'de, T>>(
+    shape: H,
+    default: fn() -> T,
+) -> impl ArgumentSeed<'de, Value = T> + Clone + use<'de, T, H> {
+    TakeOrDefault(Take::new(shape), default)
+}
+
+/// The seed of an argument.
+pub trait ArgumentSeed<'de>: DeserializeSeed<'de> {
+    /// The value of an argument that the caller lacks.
+    ///
+    /// # Errors
+    /// It has none.
+    fn absent<E: Error>(self, name: &'static str) -> Result<Self::Value, E>;
+}
+
+impl<'de, T, H: TakeShape<'de, T>> ArgumentSeed<'de> for Take<T, H> {
+    fn absent<E: Error>(self, name: &'static str) -> Result<T, E> {
+        self.deserialize(Absent(name, PhantomData))
+    }
+}
+
+/// A [`Take`] with a default.
+#[derive(Debug)]
+struct TakeOrDefault<T, H>(Take<T, H>, fn() -> T);
+
+impl<T, H: Copy> Clone for TakeOrDefault<T, H> {
+    #[inline]
+    fn clone(&self) -> Self {
+        Self(self.0, self.1)
+    }
+}
+
+impl<'de, T, H: TakeShape<'de, T>> DeserializeSeed<'de> for TakeOrDefault<T, H> {
+    type Value = T;
+
+    #[inline]
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
+        self.0.deserialize(deserializer)
+    }
+}
+
+impl<'de, T, H: TakeShape<'de, T>> ArgumentSeed<'de> for TakeOrDefault<T, H> {
+    fn absent<E: Error>(self, _: &'static str) -> Result<T, E> {
+        Ok((self.1)())
+    }
 }
 
 /// The seed of a tuple: a tuple of seeds.
@@ -165,7 +216,7 @@ pub fn seed<'de, T, H: TakeShape<'de, T>>(
 pub struct Seeds<S>(pub S);
 
 /// Seeds of arguments that are read by name, in the order of a writer whose arguments differ. Those
-/// that the writer lacks are `None`.
+/// that the writer lacks are `None` or their default.
 #[derive(Debug, Clone)]
 pub struct ByName<S> {
     pub(crate) seeds: S,
@@ -199,12 +250,6 @@ impl Visitor<'_> for Position {
 
 /// What is read in place of an argument that the writer lacks.
 struct Absent<E>(&'static str, PhantomData<E>);
-
-impl<E> Absent<E> {
-    fn new(names: &'static [&'static str], at: usize) -> Self {
-        Self(names.get(at).copied().unwrap_or_default(), PhantomData)
-    }
-}
 
 impl<'de, E: Error> Deserializer<'de> for Absent<E> {
     type Error = E;
@@ -260,7 +305,7 @@ macro_rules! tuples {
             }
         }
 
-        impl<'de, $($type: DeserializeSeed<'de>),*> DeserializeSeed<'de>
+        impl<'de, $($type: ArgumentSeed<'de>),*> DeserializeSeed<'de>
             for ByName<Seeds<($($type,)*)>>
         {
             type Value = ($($type::Value,)*);
@@ -270,7 +315,7 @@ macro_rules! tuples {
             }
         }
 
-        impl<'de, $($type: DeserializeSeed<'de>),*> Visitor<'de> for ByName<Seeds<($($type,)*)>> {
+        impl<'de, $($type: ArgumentSeed<'de>),*> Visitor<'de> for ByName<Seeds<($($type,)*)>> {
             type Value = ($($type::Value,)*);
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -299,7 +344,7 @@ macro_rules! tuples {
                     match (found.$at, left.$at) {
                         (Some(value), _) => value,
                         (None, Some(seed)) => {
-                            seed.deserialize(Absent::<Acc::Error>::new(names, $at))?
+                            seed.absent(names.get($at).copied().unwrap_or_default())?
                         }
                         (None, None) => return Err(Acc::Error::custom("an argument is lost")),
                     },

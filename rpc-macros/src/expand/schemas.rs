@@ -34,7 +34,10 @@ pub(super) fn schema(krate: &Path, at: usize, method: &Method) -> TokenStream {
     };
     let arguments = method.arguments.iter().map(|argument| {
         let seed = seed(&argument.decoded.ty, "take_shape");
-        quote!(tracer.argument(#seed);)
+        match argument.has_default {
+            true => quote!(tracer.argument_or_default(#seed);),
+            false => quote!(tracer.argument(#seed);),
+        }
     });
     let result = |ty: &Type| seed(&types::client_result(ty), "take_owned_shape");
     let error = |ty: &Type| seed(&types::client_result(ty), "take_error_shape");

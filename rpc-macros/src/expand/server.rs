@@ -86,6 +86,12 @@ fn dispatch_arm(service: &Service, at: usize, method: &Method) -> TokenStream {
         let shape = types::shape(ty, "take_shape", krate);
         let span = span_of(ty);
         let krate = located(krate, span);
+        if argument.has_default {
+            let default = quote_spanned!(span=> <#ty as #krate::__private::Default>::default);
+            return quote_spanned! {span=>
+                #krate::__private::seed_or_default::<#ty, _>(#shape, #default)
+            };
+        }
         quote_spanned!(span=> #krate::__private::seed::<#ty, _>(#shape))
     });
     let passed = method.arguments.iter().zip(&locals).map(|(argument, local)| {

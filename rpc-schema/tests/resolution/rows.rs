@@ -284,3 +284,18 @@ fn a_hostile_schema_costs_little() {
 fn plan_of_itself() -> Plan {
     plan("option #0", "u8").unwrap()
 }
+
+#[test]
+fn a_plan_for_hundred_fields_is_small() {
+    let fields = |more: &str| {
+        let kinds = ["#1", "#2", "#3"].iter().cycle();
+        let fields: Vec<_> =
+            (0..100).zip(kinds).map(|(at, it)| format!("field_{at}: {it}")).collect();
+        format!("struct {{ {more}{} }}\nu64\nstr\nu32", fields.join(", "))
+    };
+    let (old, new) = (fields(""), fields("added?: #1, "));
+    for (writer, reader) in [(&old, &new), (&new, &old)] {
+        let bytes = plan(writer, reader).unwrap().bytes();
+        assert!(bytes <= 16 << 10, "{bytes}");
+    }
+}

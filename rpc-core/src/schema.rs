@@ -7,9 +7,9 @@ use std::path::Path;
 use rpc_schema::changes::changes;
 use rpc_schema::services::{Kind, Method, Services, parse};
 
-use crate::service::Dispatch;
+use crate::service::{Described, ServiceDescriptor};
 
-/// The environment variable that lets [`check_schema`] write.
+/// The environment variable that lets [`check`] write.
 const UPDATE: &str = "UPDATE_SCHEMAS";
 
 /// Why a file does not have the types of a service. `Debug` shows the text of `Display`, for
@@ -32,28 +32,26 @@ impl std::error::Error for SchemaError {}
 
 /// Compares the types of a service with those in a file, as a test does: no server runs. With
 /// `UPDATE_SCHEMAS=1` in the environment it writes the file instead. The file is that of
-/// `rpcctl schema save`.
+/// `rpcctl schema save`. `S` is the client of the service, or its server.
 ///
 /// ```no_run
 /// # #[rpc_core::service]
 /// # pub trait Stock { async fn count(&self) -> u64; }
-/// # struct Shelf;
-/// # impl Stock for Shelf { async fn count(&self) -> u64 { 0 } }
-/// use rpc_core::reflect::check_schema;
+/// use rpc_core::schema;
 ///
 /// // In a test: fails with what has changed, and which clients and servers that breaks.
-/// check_schema(&StockServer::new(Shelf), "stock.schema").unwrap();
+/// schema::check::<StockClient>("stock.schema").unwrap();
 /// ```
 ///
 /// # Errors
 /// The file has other types, even if nothing breaks; it is missing or cannot be read or written.
 /// The text says what has changed, what breaks, and what to do.
-pub fn check_schema(service: &dyn Dispatch, file: impl AsRef<Path>) -> Result<(), SchemaError> {
+pub fn check<S: Described>(file: impl AsRef<Path>) -> Result<(), SchemaError> {
     let may_update = std::env::var_os(UPDATE).is_some_and(|value| value == "1");
-    check(service, file.as_ref(), may_update)
+    compare(S::service(), file.as_ref(), may_update)
 }
 
-fn check(service: &dyn Dispatch, file: &Path, may_update: bool) -> Result<(), SchemaError> {
+fn compare(service: &ServiceDescriptor, file: &Path, may_update: bool) -> Result<(), SchemaError> {
     let failed = |text: String| SchemaError(format!("{}: {text}", file.display()));
     let now = types_of(service)?;
     if may_update {
@@ -85,8 +83,7 @@ fn check(service: &dyn Dispatch, file: &Path, may_update: bool) -> Result<(), Sc
     )))
 }
 
-fn types_of(service: &dyn Dispatch) -> Result<Services, SchemaError> {
-    let service = service.descriptor();
+fn types_of(service: &ServiceDescriptor) -> Result<Services, SchemaError> {
     let unwritable = |error: &dyn fmt::Display| SchemaError(format!("{}: {error}", service.name));
     let mut found = Services::default();
     found.add_service(service.name).map_err(|error| unwritable(&error))?;
@@ -126,45 +123,25 @@ mod tests {
         }
     }
 
-    struct Shelf;
-
-    impl old::Stock for Shelf {
-        async fn count(&self, shelf: u32) -> u64 {
-            shelf.into()
-        }
-    }
-
-    impl wider::Stock for Shelf {
-        async fn count(&self, shelf: u64) -> u64 {
-            shelf
-        }
-    }
-
-    impl other::Stock for Shelf {
-        async fn count(&self, _: String) -> u64 {
-            0
-        }
-
-        async fn added(&self) {}
-    }
-
     #[test]
     fn a_file_holds_the_types_of_a_service() {
         let file = std::env::temp_dir().join(format!("rpc-stock-{}.schema", std::process::id()));
         let _ = std::fs::remove_file(&file);
-        let service = old::StockServer::new(Shelf);
-        let text = check(&service, &file, false).unwrap_err().to_string();
+        fn check<S: Described>(file: &Path, may_update: bool) -> Result<(), SchemaError> {
+            compare(S::service(), file, may_update)
+        }
+        let text = check::<old::StockClient>(&file, false).unwrap_err().to_string();
         assert!(text.contains("UPDATE_SCHEMAS=1 to write it"), "{text}");
-        check(&service, &file, true).unwrap();
-        check(&service, &file, false).unwrap();
+        check::<old::StockClient>(&file, true).unwrap();
+        check::<old::StockClient>(&file, false).unwrap();
         // A change that works is still a difference of the file.
-        let text = check(&wider::StockServer::new(Shelf), &file, false).unwrap_err().to_string();
+        let text = check::<wider::StockClient>(&file, false).unwrap_err().to_string();
         assert!(text.contains("changed Stock.count") && text.contains("nothing breaks"), "{text}");
-        let text = check(&other::StockServer::new(Shelf), &file, false).unwrap_err().to_string();
+        let text = check::<other::StockServer<()>>(&file, false).unwrap_err().to_string();
         assert!(text.contains("added Stock.added") && text.contains("BREAKS"), "{text}");
         assert!(text.contains("do not work together"), "{text}");
         std::fs::write(&file, "services 2\n").unwrap();
-        let text = check(&service, &file, false).unwrap_err().to_string();
+        let text = check::<old::StockClient>(&file, false).unwrap_err().to_string();
         assert!(text.contains("line 1"), "{text}");
         std::fs::remove_file(&file).unwrap();
     }
