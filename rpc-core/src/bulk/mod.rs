@@ -287,7 +287,7 @@ impl Bulk {
     }
 
     /// Writes all bytes to a file, a pipe or a blocking socket, without copying them in this
-    /// process.
+    /// process, unless they came encrypted.
     ///
     /// # Errors
     /// The error of `write(2)`, or a [`ReadError`] as its source; some of the bytes may have been

@@ -7,7 +7,7 @@ use serde::ser::{Serialize, Serializer};
 
 use super::handoff::{self, Handed};
 use super::{Bulk, BulkReader};
-use crate::schema::PAYLOAD;
+use crate::layout::PAYLOAD;
 
 /// Maximum memory reserved because of an announced count, bytes.
 const MAX_RESERVED: usize = 4096;

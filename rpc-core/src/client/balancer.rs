@@ -167,12 +167,12 @@ impl Balancer {
         {
             return Some(found);
         }
-        self.pick_but(None)
+        self.pick_but(&[])
     }
 
-    /// A connection, but not to this end point.
-    pub(super) fn pick_but(self: &Arc<Self>, other: Option<usize>) -> Option<Arc<Connection>> {
-        self.members.load().pick(other, |dead| {
+    /// A connection, but not to one of these end points.
+    pub(super) fn pick_but(self: &Arc<Self>, others: &[usize]) -> Option<Arc<Connection>> {
+        self.members.load().pick(others, |dead| {
             dead.kick();
             self.refresh();
         })

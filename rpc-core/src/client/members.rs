@@ -83,11 +83,11 @@ impl Members {
         self.list.iter().map(id).collect()
     }
 
-    /// The connection for a call, but not to the end point `other`. `drawn_dead` is called for end
+    /// The connection for a call, but not to one of the `others`. `drawn_dead` is called for end
     /// points without a connection that were drawn.
     pub(super) fn pick(
         &self,
-        other: Option<usize>,
+        others: &[usize],
         drawn_dead: impl Fn(&Arc<Subchannel>),
     ) -> Option<Arc<Connection>> {
         let (now, random) = (LazyCell::new(clock::now), random());
@@ -95,7 +95,7 @@ impl Members {
         let turn = random.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
         let cost = |need: Need, at: usize| {
             let connection = self.list[at].connection();
-            let is_other = other.is_some() && other == Some(id(&self.list[at]));
+            let is_other = !others.is_empty() && others.contains(&id(&self.list[at]));
             let connection = connection.as_ref().filter(|_| !is_other)?;
             let weight = self.plan.weight(at);
             connection
@@ -105,7 +105,7 @@ impl Members {
         };
         let dead = |at: usize| {
             let member = &self.list[at];
-            if other != Some(id(member)) && member.connection().is_none() {
+            if !others.contains(&id(member)) && member.connection().is_none() {
                 drawn_dead(member);
             }
         };

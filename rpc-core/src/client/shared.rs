@@ -135,10 +135,19 @@ impl Shared {
     pub(crate) fn another(&self, than: &Arc<Connection>) -> Arc<Connection> {
         let found = match &self.targets {
             Targets::One(subchannel) => subchannel.connection().clone(),
-            Targets::Several(balancer) => balancer.pick_but(Some(than.end_point())),
+            Targets::Several(balancer) => balancer.pick_but(&[than.end_point()]),
             Targets::Peer(peer) => peer.connection.load_full(),
         };
         found.unwrap_or_else(|| Arc::clone(than))
+    }
+
+    /// A connection of a balanced channel to an end point that is none of these, if one is
+    /// connected.
+    pub(crate) fn elsewhere(&self, others: &[usize]) -> Option<Arc<Connection>> {
+        match &self.targets {
+            Targets::Several(balancer) => balancer.pick_but(others),
+            Targets::One(_) | Targets::Peer(_) => None,
+        }
     }
 
     /// The connection, if there can be no more than one.

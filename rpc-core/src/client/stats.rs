@@ -3,6 +3,7 @@
 use super::shared::{Retries, Shared, Targets};
 use super::subchannel::Subchannel;
 use crate::endpoint::survey::survey;
+use crate::resolution::converted_by_caller;
 use crate::stats::ChannelStats;
 #[cfg(feature = "metrics")]
 use crate::{client::Channel, stats::MetricsPublisher};
@@ -28,11 +29,13 @@ impl Shared {
             Targets::Several(balancer) => (balancer.stats(), Some(balancer.resolver_stats())),
             _ => Default::default(),
         };
+        let methods = self.counts.methods.read();
         ChannelStats {
+            converted: converted_by_caller(&methods),
+            methods,
             members,
             resolver,
             ejections,
-            methods: self.counts.methods.read(),
             served: self.counts.served.as_ref().map(|served| served.read()).unwrap_or_default(),
             connections,
             connected: self.counts.connected.get(),

@@ -23,8 +23,11 @@ pub(crate) struct Surveyed<'s> {
 
 impl Surveyed<'_> {
     pub(crate) fn with_texts(self) -> ConnectionStats {
+        let protection = self.peer.protection();
         ConnectionStats {
             peer: self.peer.to_string(),
+            protection: protection.map(|it| format!("{it:?}")).unwrap_or_default(),
+            cipher_suite: self.peer.cipher_suite().unwrap_or_default().to_owned(),
             device: self.device.to_owned(),
             age: clock::now().saturating_duration_since(self.since),
             ..self.stats

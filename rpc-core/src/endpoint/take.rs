@@ -24,7 +24,8 @@ pub(crate) type Taken = Result<Message, Box<NotResult>>;
 /// An outcome that is no result.
 pub(crate) struct NotResult {
     pub(crate) outcome: Outcome,
-    /// The request, if another connection may take it, or this one with its schema.
+    /// The request, if no handler has seen it: another connection may take it, or this one with its
+    /// schema.
     pub(crate) request: Option<OutBuf>,
 }
 

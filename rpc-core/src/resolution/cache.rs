@@ -9,8 +9,8 @@ use std::sync::{Arc, LazyLock};
 use rpc_transport::lock::Mutex;
 
 use super::{Plans, Resolution, Role};
+use crate::layout::{MethodTypes, OwnTypes};
 use crate::method::MethodDescriptor;
-use crate::schema::{MethodTypes, OwnTypes};
 
 /// Most plans.
 const MAX_PLANS: usize = 4096;
@@ -55,6 +55,14 @@ impl Cache {
             && cache.bytes <= MAX_BYTES
             && cache.bytes == cache.plans.values().map(|plan| plan.bytes).sum::<usize>()
     }
+}
+
+/// All plans of a role, each with the number of its method.
+#[cold]
+pub(super) fn all(role: Role) -> Vec<(u32, Arc<Resolution>)> {
+    let cache = CACHE.lock();
+    let of_role = cache.plans.iter().filter(|((_, of, _), _)| *of == role);
+    of_role.map(|((method, ..), plan)| (*method, Arc::clone(plan))).collect()
 }
 
 /// The plans for a peer with the schema `text`.

@@ -10,6 +10,7 @@
 
 mod cache;
 mod known;
+mod used;
 
 use std::sync::Arc;
 
@@ -21,10 +22,12 @@ use rpc_transport::message::received::{Message, Note};
 use serde::de::DeserializeSeed;
 
 pub(crate) use self::known::KnownSchemas;
+use self::used::Used;
+pub(crate) use self::used::{converted_by_callee, converted_by_caller};
 use crate::codec::{Codec, CodecError, Scratch, Tail};
+use crate::layout::{MAX_SCHEMA_BYTES, MethodTypes, OwnTypes, version};
 use crate::method::MethodDescriptor;
 use crate::reply::ReplyParts;
-use crate::schema::{MAX_SCHEMA_BYTES, MethodTypes, OwnTypes, version};
 use crate::status::Code;
 use crate::text::printable;
 
@@ -38,6 +41,7 @@ const MAX_SHOWN_BYTES: usize = 2048;
 pub(crate) struct Resolution {
     plans: Plans,
     bytes: usize,
+    used: Used,
 }
 
 #[derive(Debug)]
@@ -67,10 +71,12 @@ impl Resolution {
         Arc::clone(note).downcast().ok()
     }
 
-    /// The resolution that a message is to be read by.
+    /// The resolution that a message is to be read by. The message counts.
     #[cold]
     pub(crate) fn of(message: &Message) -> Option<Arc<Self>> {
-        Self::of_note(message.note()?)
+        let resolution = Self::of_note(message.note()?)?;
+        resolution.used.count();
+        Some(resolution)
     }
 
     /// At a callee: how the arguments of a caller with this schema are read.
@@ -136,7 +142,7 @@ impl Resolution {
             let refusal = error(&Root::Refusal).map(|refusal| {
                 let (result, item, error) = (None, None, Some(refusal));
                 let plans = Plans::Replies { result, item, error, refusal: None };
-                Arc::new(Self { bytes: plans.bytes(), plans })
+                Arc::new(Self { bytes: plans.bytes(), plans, used: Used::default() })
             });
             Ok(Plans::Replies { result, item, error: error(&Root::Error), refusal })
         })
@@ -212,7 +218,8 @@ impl Resolution {
             let why = why.to_string();
             format!("the peer's schema: {}", printable(&why).at_most(MAX_SHOWN_BYTES))
         };
-        let (mine, (theirs, text)) = (version(&own.text).0, version(text));
+        let (peers_text, mine) = (text, version(&own.text).0);
+        let (theirs, text) = version(text);
         if mine != theirs {
             let shown = |version: Option<&str>| printable(version.unwrap_or("none")).to_string();
             let (mine, theirs) = (shown(mine), shown(theirs));
@@ -229,7 +236,8 @@ impl Resolution {
                  and the limit is {MAX_PLAN_BYTES}"
             ));
         }
-        Ok(Self { plans, bytes })
+        let used = Used::between(&own.text, peers_text);
+        Ok(Self { plans, bytes, used })
     }
 }
 
@@ -253,7 +261,7 @@ impl Plans {
     }
 }
 
-/// Decodes what a peer has written whose types differ.
+/// Decodes what a peer has written whose types differ. Methods in a format with names have no plan.
 #[cold]
 #[inline(never)]
 pub(crate) fn decode_by_plan<'de, S: DeserializeSeed<'de> + Clone>(
@@ -265,13 +273,13 @@ pub(crate) fn decode_by_plan<'de, S: DeserializeSeed<'de> + Clone>(
     scratch: &'de Scratch,
 ) -> Result<S::Value, CodecError> {
     match tail {
-        None => codec.decode_seed(plan.seed(seed), message),
+        None => codec.decode_positional(plan.seed(seed), message),
         Some(tail) => codec.decode_parts(plan.seed(seed), message, tail, scratch),
     }
 }
 
 fn arguments(writer: &MethodTypes, reader: &MethodTypes) -> Result<Plan, Vec<Problem>> {
-    Plan::new(&writer.schema, writer.arguments, &reader.schema, reader.arguments)
+    Plan::of_arguments(&writer.schema, writer.arguments, &reader.schema, reader.arguments)
 }
 
 /// The plan for the values of a root; `None`: one of the ends has no such type.

@@ -2,7 +2,7 @@ use super::cache::Cache;
 use super::known::MOST;
 use super::*;
 use crate::codec::shape::{Plain, seed};
-use crate::schema::Tracer;
+use crate::layout::Tracer;
 
 static METHOD: MethodDescriptor =
     MethodDescriptor::new("Test.method", "(Item) -> u32", &["item", "note"]).traced(trace);
@@ -62,6 +62,20 @@ fn ten_thousand_schemas_stay_bounded() {
 }
 
 #[test]
+fn a_report_of_uses_is_bounded() {
+    let _index = METHOD.dense_index();
+    for number in 0..100 {
+        let made = Resolution::at_callee(&METHOD, &schema(number)).unwrap();
+        made.used.count();
+    }
+    let of = crate::stats::MethodStats { name: METHOD.name, ..Default::default() };
+    let found = converted_by_callee(&[of]);
+    assert_eq!(found.len(), 64);
+    assert!(found.iter().all(|it| it.method == METHOD.name));
+    assert!(converted_by_callee(&[]).is_empty());
+}
+
+#[test]
 fn one_hash_for_many_schemas_keeps_the_last() {
     let mut known = KnownSchemas::default();
     for number in 0..100 {
@@ -83,7 +97,7 @@ fn refused(text: &str, parts: &[&str]) {
 
 #[test]
 fn hostile_schemas_are_refused_by_name() {
-    refused("", &["no field `item`", "not describe its result"]);
+    refused("", &["no argument `item`", "not describe its result"]);
     refused("\u{0}\u{1b}", &["not a schema"]);
     refused(&"x".repeat(MAX_SCHEMA_BYTES + 1), &["exceeds the limit"]);
     // It contains itself, and takes no byte for it.

@@ -30,7 +30,7 @@ use rustls::quic::{
 use super::provider::DirectionKey;
 use super::proving::{Kept, internal, prove};
 use super::refusal::failure;
-use super::tls::{ClientSetup, Tls};
+use super::tls::{ClientSetup, Local, PROTOCOL, Tls};
 
 /// Makes the handshakes of one server, or of one channel.
 #[derive(Clone)]
@@ -56,7 +56,7 @@ impl Factory {
     /// # Errors
     /// [`TlsError`](super::TlsError): an option is wrong.
     pub(crate) fn server(tls: &Tls) -> Result<Self, super::TlsError> {
-        Ok(Self::new(tls, Side::Server(tls.server()?)))
+        Ok(Self::new(tls, Side::Server(tls.server(PROTOCOL)?)))
     }
 
     /// For a channel.
@@ -85,8 +85,12 @@ impl Factory {
 }
 
 impl HandshakeFactory for Factory {
-    fn protection(&self) -> Protection {
-        self.protection
+    fn protection(&self, scheme: &str) -> Protection {
+        match (scheme, self.tls.local) {
+            ("mem" | "shm", Local::Encrypt) => Protection::Encrypt,
+            ("mem" | "shm", _) => Protection::Authenticate,
+            _ => self.protection,
+        }
     }
 
     fn start(&self, start: Start<'_>) -> Result<Box<dyn Handshake>, HandshakeFailure> {

@@ -7,6 +7,9 @@
 //! 2. A connection whose handshake began before the last reload is verified again when it is put
 //!    here. It is noted first, and the generation read afterwards, so that one of both finds it.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,12 +48,18 @@ pub(crate) struct Keeper {
     factory: Arc<Factory>,
     /// The role of the peers.
     peers: Role,
-    members: Mutex<Vec<Member>>,
+    members: Mutex<Members>,
     task: Mutex<Option<AbortHandle>>,
-    /// There is a new member.
+    /// There is a member that is due before the task would look.
     news: Watched<u64>,
     /// A member may have been verified by what is no longer trusted.
     is_stale: AtomicBool,
+}
+
+struct Members {
+    all: Vec<Member>,
+    /// When the task looks at them next.
+    looks_at: Instant,
 }
 
 struct Member {
@@ -73,7 +82,7 @@ impl Keeper {
             tls: tls.clone(),
             factory,
             peers,
-            members: Mutex::new(Vec::new()),
+            members: Mutex::new(Members { all: Vec::new(), looks_at: clock::now() }),
             task: Mutex::new(None),
             news: Watched::default(),
             is_stale: AtomicBool::new(false),
@@ -84,7 +93,8 @@ impl Keeper {
     fn turn(&self) -> Duration {
         let (wall, now) = (self.tls.clock().now(), clock::now());
         let (mut wait, mut due, mut all) = (LONGEST_WAIT, Vec::new(), Vec::new());
-        self.members.lock().retain_mut(|member| {
+        let mut members = self.members.lock();
+        members.all.retain_mut(|member| {
             let Some(context) = member.context.upgrade() else { return false };
             let step = member.life.step(wall, now);
             match step {
@@ -99,6 +109,8 @@ impl Keeper {
             all.push(context);
             step != Step::Close
         });
+        members.looks_at = now + wait;
+        drop(members);
         for (context, step, owner) in due {
             let peer = &context.identity;
             match (step, owner) {
@@ -121,7 +133,7 @@ impl Keeper {
     /// Verifies all peers again, each distinct chain once, and asks the user about all of them.
     fn verify_all(&self) {
         let all: Vec<_> =
-            self.members.lock().iter().filter_map(|member| member.context.upgrade()).collect();
+            self.members.lock().all.iter().filter_map(|member| member.context.upgrade()).collect();
         let trusted = self.tls.live().current();
         let mut seen: HashMap<*const Shown, Result<(), String>> = HashMap::new();
         for context in all {
@@ -158,7 +170,7 @@ impl Keeper {
         let left = old.not_after().and_then(|ends| ends.duration_since(wall).ok());
         let spread = left.unwrap_or_default() / 10;
         let generation = self.tls.live().generation();
-        for member in self.members.lock().iter_mut().filter(|it| it.generation < generation) {
+        for member in self.members.lock().all.iter_mut().filter(|it| it.generation < generation) {
             if let Some(at) = now.checked_add(spread.mul_f64(unit(random()))) {
                 member.life.replace_by(at);
             }
@@ -218,19 +230,29 @@ impl Keep for Keeper {
         let generation = proof.generation;
         let ends = proof.certificate.as_ref().and_then(Certificate::not_after);
         let max_age = self.tls.max_session_age.filter(|_| self.peers == Role::Client);
-        let life = Life::new(ends, max_age, self.tls.rotation_grace, clock::now());
+        let now = clock::now();
+        let life = Life::new(ends, max_age, self.tls.rotation_grace, now);
+        let due = match life.clone().step(self.tls.clock().now(), now) {
+            Step::Wait(left) => now.checked_add(left),
+            Step::GoAway | Step::Close => Some(now),
+        };
         let member = Member { context: Arc::downgrade(context), life, owner, generation };
-        {
-            let mut members = self.members.lock();
-            if members.len() == members.capacity() {
-                members.retain(|member| member.context.strong_count() > 0);
+        let is_early = {
+            let Members { all, looks_at } = &mut *self.members.lock();
+            if all.len() == all.capacity() {
+                all.retain(|member| member.context.strong_count() > 0);
             }
-            members.push(member);
-        }
-        if self.tls.live().generation() != generation {
+            all.push(member);
+            due.is_some_and(|due| due < *looks_at)
+        };
+        let is_stale = self.tls.live().generation() != generation;
+        if is_stale {
             self.is_stale.store(true, Ordering::SeqCst);
         }
-        self.news.tell();
+        // The task looks at all of them, which is too much for each new one.
+        if is_early || is_stale {
+            self.news.tell();
+        }
     }
 }
 
@@ -262,12 +284,7 @@ async fn run(
         };
         let Some(this) = keeper.upgrade() else { return };
         if reload_at.is_some_and(|at| at <= clock::now()) {
-            let tls = this.tls.clone();
-            match tokio::task::spawn_blocking(move || tls.reload()).await {
-                Ok(Ok(true)) => tracing::info!("certificates and keys have been read again"),
-                Ok(Err(error)) => tracing::warn!(%error, "certificates and keys stay as they are"),
-                Ok(Ok(false)) | Err(_) => {}
-            }
+            read_again(&this.tls).await;
             reload_at = reload_every.and_then(later);
         }
         if has_changed {
@@ -284,6 +301,16 @@ async fn run(
     }
 }
 
+/// Reloads where that blocks nobody, and logs what came of it.
+pub(super) async fn read_again(tls: &Tls) {
+    let tls = tls.clone();
+    match tokio::task::spawn_blocking(move || tls.reload()).await {
+        Ok(Ok(true)) => tracing::info!("certificates and keys have been read again"),
+        Ok(Err(error)) => tracing::warn!(%error, "certificates and keys stay as they are"),
+        Ok(Ok(false)) | Err(_) => {}
+    }
+}
+
 impl Drop for Keeper {
     fn drop(&mut self) {
         if let Some(task) = self.task.lock().take() {
@@ -294,7 +321,7 @@ impl Drop for Keeper {
 
 impl fmt::Debug for Keeper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let members = self.members.lock().len();
+        let members = self.members.lock().all.len();
         f.debug_struct("Keeper").field("members", &members).finish_non_exhaustive()
     }
 }

@@ -48,3 +48,52 @@ pub(super) fn leaf(der: &[u8]) -> Result<Certificate, Refusal> {
     }
     Ok(certificate)
 }
+
+/// What a certificate says, and why peers would refuse it: for fuzzing.
+#[doc(hidden)]
+#[must_use]
+pub fn inspect_der(der: &[u8]) -> (Option<Certificate>, Option<String>) {
+    (read(der).map(|(certificate, _)| certificate), leaf(der).err().map(|refusal| refusal.text))
+}
+
+#[cfg(test)]
+mod tests {
+    use rpc_transport::text::is_printable;
+    use rustls::pki_types::CertificateDer;
+    use rustls::pki_types::pem::PemObject;
+    use test_kit::certificates::Authority;
+
+    use super::*;
+
+    fn check(der: &[u8]) {
+        if let Err(refusal) = leaf(der) {
+            assert!(is_printable(&refusal.text), "{}", refusal.text);
+        }
+        if let Some((certificate, _)) = read(der) {
+            assert!(is_printable(&certificate.to_string()), "{certificate}");
+        }
+    }
+
+    /// Each byte changed in several ways, and each beginning: refused or read, with texts that
+    /// forge no line of a log.
+    #[test]
+    fn broken_certificates_are_refused_or_read() {
+        let ca = Authority::new("ca");
+        let id = "spiffe://prod.example/ns/shop/sa/kv";
+        for names in [&[id][..], &["kv.example", "127.0.0.1"], &[id, "kv.example", "::1"]] {
+            let pem = ca.issue(names).cert;
+            let der = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
+            assert!(leaf(&der).is_ok());
+            for at in 0..der.len() {
+                check(&der[..at]);
+                for changed in
+                    [0, 1, 0x0a, 0x1b, 0x7f, 0x80, 0x84, 0xff, der[at] ^ 1, der[at] ^ 0x80]
+                {
+                    let mut der = der.to_vec();
+                    der[at] = changed;
+                    check(&der);
+                }
+            }
+        }
+    }
+}

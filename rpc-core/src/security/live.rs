@@ -16,6 +16,7 @@ use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms};
 use rustls::pki_types::SubjectPublicKeyInfoDer;
 use rustls::sign::CertifiedKey;
 
+use super::known::Known;
 use super::pem::{Origin, TlsError};
 use super::provider::sha256;
 use super::trust::{Trust, Trusted};
@@ -87,7 +88,8 @@ impl Files {
                 let revoked = lists.collect::<Result<Vec<_>, TlsError>>()?.concat();
                 let id = says.as_ref().and_then(Certificate::spiffe);
                 let own_domain = id.map(|id| id.trust_domain().to_owned());
-                Trusted::Authorities(Trust { own, own_domain, domains, revoked })
+                let known = Known::default();
+                Trusted::Authorities(Trust { own, own_domain, domains, revoked, known })
             }
             PeerFiles::Keys(peers) => {
                 let peers = peers.iter().map(|peer| read(peer)?.public_key());

@@ -5,11 +5,14 @@
 //! [`ServerBuilder::tls`](crate::ServerBuilder::tls) take it. `docs/security.md` states what it
 //! protects, and from whom.
 //!
-//! This is the only folder that knows rustls.
+//! This is the only folder that knows rustls. The HTTP port of `rpc-admin` gets a configuration
+//! from here.
 
 mod der;
 mod driver;
+mod http;
 mod keeper;
+mod known;
 mod leaf;
 mod life;
 mod live;
@@ -24,5 +27,7 @@ mod verify;
 #[doc(hidden)]
 pub use self::der::date;
 pub(crate) use self::keeper::Keeper;
+#[doc(hidden)]
+pub use self::leaf::inspect_der;
 pub use self::pem::{TlsError, inspect};
 pub use self::tls::{Local, Tls};

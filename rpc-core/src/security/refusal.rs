@@ -46,14 +46,18 @@ impl From<Refusal> for Error {
 pub(super) fn failure(error: &Error, alert: Option<AlertDescription>) -> HandshakeFailure {
     let Refusal { reason, text } = refusal(error);
     // rustls does not know why a certificate is refused here.
-    let of_reason = match reason {
-        FailureReason::Expired => Some(AlertDescription::CertificateExpired),
-        FailureReason::Revoked => Some(AlertDescription::CertificateRevoked),
-        FailureReason::UnknownAuthority => Some(AlertDescription::UnknownCA),
-        _ => None,
+    let (of_reason, advice) = match reason {
+        FailureReason::Expired => (Some(AlertDescription::CertificateExpired), ": renew it"),
+        FailureReason::Revoked => {
+            (Some(AlertDescription::CertificateRevoked), ": issue a new certificate")
+        }
+        FailureReason::UnknownAuthority => {
+            (Some(AlertDescription::UnknownCA), ": no CA in the ca.pem here has signed it")
+        }
+        _ => (None, ""),
     };
     let told = match of_reason.or(alert) {
-        Some(alert) => format!("tls alert {} {alert:?}", u8::from(alert)),
+        Some(alert) => format!("tls alert {} {alert:?}{advice}", u8::from(alert)),
         None => "the handshake failed".to_owned(),
     };
     HandshakeFailure::new(reason, text, told)
@@ -75,7 +79,10 @@ fn refusal(error: &Error) -> Refusal {
         ),
         Error::AlertReceived(alert) => Refusal::new(
             RefusedByPeer,
-            format!("the peer refuses this end: tls alert {} {alert:?}", u8::from(*alert)),
+            format!(
+                "the peer refuses this end: tls alert {} {alert:?}; its log says why",
+                u8::from(*alert)
+            ),
         ),
         Error::NoApplicationProtocol => Refusal::new(
             NothingInCommon,

@@ -19,6 +19,7 @@ use webpki::{
     EndEntityCert, ExpirationPolicy, KeyUsage, RevocationOptionsBuilder, UnknownStatusPolicy,
 };
 
+use super::known::{Known, key};
 use super::leaf::leaf;
 use super::pem::RevocationList;
 use super::provider::sha256;
@@ -26,14 +27,12 @@ use super::refusal::{Refusal, of_chain};
 use crate::identity::Certificate;
 
 /// Whose certificates and keys this end takes.
-#[derive(Clone)]
 pub(super) enum Trusted {
     Authorities(Trust),
     Keys(Arc<[SubjectPublicKeyInfoDer<'static>]>),
 }
 
 /// All authorities that this end trusts, and what they have revoked.
-#[derive(Clone)]
 pub(super) struct Trust {
     /// Those of `ca.pem`.
     pub(super) own: Arc<RootCertStore>,
@@ -42,6 +41,8 @@ pub(super) struct Trust {
     /// Those of other trust domains.
     pub(super) domains: BTreeMap<String, Arc<RootCertStore>>,
     pub(super) revoked: Vec<RevocationList>,
+    /// Chains of theirs.
+    pub(super) known: Known,
 }
 
 impl Trust {
@@ -90,6 +91,12 @@ impl Trusted {
         };
         let certificate = leaf(end_entity)?;
         let roots = trust.of(&certificate, terms.own_domain)?;
+        // Lists say something new with time.
+        let known = trust.revoked.is_empty().then_some(&trust.known);
+        let key = known.map(|known| (known, key(terms.peer, end_entity, intermediates)));
+        if key.as_ref().is_some_and(|(known, key)| known.has(key, terms.now)) {
+            return Ok(certificate);
+        }
         let lists: Vec<_> = trust.revoked.iter().map(|list| &*list.list).collect();
         // A list says nothing of the certificates of other authorities.
         let revocation = RevocationOptionsBuilder::new(&lists).ok().map(|options| {
@@ -118,6 +125,9 @@ impl Trusted {
                 .map(|_| ())
             })
             .map_err(|error| of_chain(&error))?;
+        if let Some((known, key)) = key {
+            known.add(key, end_entity, intermediates);
+        }
         Ok(certificate)
     }
 }

@@ -23,6 +23,7 @@ use rpc_transport::device::{Capabilities, Device, Listener};
 use rpc_transport::engine::driver::Driver;
 use rpc_transport::engine::establish::server_completions;
 use rpc_transport::engine::locked_need;
+use rpc_transport::engine::tenant::Tenant;
 use rpc_transport::lock::Mutex;
 use rpc_transport::log_limit::LogLimit;
 use rpc_transport::memory::allocator::return_freed_memory;
@@ -62,6 +63,8 @@ pub(super) struct Admissions {
     pub(super) accepted: Counter,
     pub(super) refused: Counter,
     pub(super) denied: Counter,
+    /// Of those accepted.
+    pub(super) plain: Counter,
     pub(super) failed: Counter,
 }
 
@@ -154,7 +157,7 @@ pub(super) struct Acceptor {
     /// The budget for large messages of all connections.
     pub(super) memory: MemoryBudget,
     phase: Watch,
-    config: Config,
+    pub(super) config: Config,
     /// What was counted of the methods, over all shards.
     pub(super) methods: Arc<Methods>,
     pub(super) admissions: Admissions,
@@ -219,6 +222,7 @@ impl Acceptor {
         setups: &mut JoinSet<()>,
     ) -> ListenError {
         let faults = Arc::new(LogLimit::new("connections that were not set up"));
+        let tenant = Arc::<Tenant>::default();
         let mut under_way = SetUps::new();
         let exchange = listener.exchange();
         if let Some(keeper) = self.config.keeper() {
@@ -240,10 +244,11 @@ impl Acceptor {
                 Err(error) => return error,
                 Ok(incoming) => {
                     let (this, faults) = (SetUp::begin(self), Arc::clone(&faults));
+                    let tenant = Arc::clone(&tenant);
                     let peer = incoming.peer();
                     let security = self.config.security(&*incoming, exchange.clone());
                     let task = setups.spawn(async move {
-                        this.accept(incoming, security.as_ref(), &faults).await;
+                        this.accept(incoming, &tenant, security.as_ref(), &faults).await;
                     });
                     under_way.begin(task, &peer, Instant::now());
                 }

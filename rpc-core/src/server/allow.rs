@@ -21,6 +21,7 @@ use rpc_transport::protocol::frame::{CloseCode, CloseReason};
 use crate::endpoint::connection_context::ConnectionContext;
 use crate::identity::{Identity, SpiffePattern};
 use crate::method::MethodDescriptor;
+use crate::stats::counts::Counter;
 use crate::status::Status;
 
 /// Methods of this service are free.
@@ -177,6 +178,8 @@ pub(super) struct Shared {
     pub(super) rules: ArcSwap<Rules>,
     /// Connections that were granted something, and some that have ended.
     granted: Mutex<Vec<Weak<ConnectionContext>>>,
+    /// Calls that were refused.
+    denied: Counter,
     #[cfg(feature = "rules")]
     pub(super) file: Option<RulesFile>,
 }
@@ -201,6 +204,7 @@ impl Allow {
         Self(Arc::new(Shared {
             rules: ArcSwap::from_pointee(rules),
             granted: Mutex::new(Vec::new()),
+            denied: Counter::default(),
             #[cfg(feature = "rules")]
             file: None,
         }))
@@ -242,7 +246,7 @@ impl Allow {
                 return Ok(());
             }
         }
-        Err(denied(caller))
+        Err(self.denied(caller))
     }
 
     /// What the caller of a method that does not exist learns: that, if it may call everything.
@@ -252,8 +256,20 @@ impl Allow {
         if rules.of(&caller.identity).any(|what| *what == What::Everything) {
             status
         } else {
-            denied(caller)
+            self.denied(caller)
         }
+    }
+
+    #[cold]
+    fn denied(&self, caller: &ConnectionContext) -> Status {
+        self.0.denied.add_shared(1);
+        let caller = &caller.identity;
+        Status::permission_denied(format!("the rules of this server do not allow this to {caller}"))
+    }
+
+    /// Calls that were refused so far.
+    pub(super) fn denied_calls(&self) -> u64 {
+        self.0.denied.get()
     }
 
     fn note(&self, method: &'static str, caller: &Arc<ConnectionContext>) {
@@ -296,12 +312,6 @@ impl Allow {
             }
         }
     }
-}
-
-#[cold]
-fn denied(caller: &ConnectionContext) -> Status {
-    let caller = &caller.identity;
-    Status::permission_denied(format!("the rules of this server do not allow this to {caller}"))
 }
 
 impl fmt::Debug for Allow {

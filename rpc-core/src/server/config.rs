@@ -107,6 +107,13 @@ impl Config {
         Some(&self.secured.as_ref()?.as_ref().ok()?.keeper)
     }
 
+    /// Whether a peer may do without TLS, and would better have it.
+    pub(super) fn has_optional_tls(&self, peer: &PeerIdentity) -> bool {
+        let Some(Ok(secured)) = &self.secured else { return false };
+        let is_process = matches!(peer, PeerIdentity::Process { .. });
+        secured.is_optional && !(secured.trusts_kernel && is_process)
+    }
+
     /// For a connection by a listener; `None`: it is to be a plain one.
     pub(super) fn security(
         &self,

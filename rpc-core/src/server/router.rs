@@ -234,8 +234,8 @@ mod tests {
 
     use super::*;
     use crate::codec::shape::{Plain, seed};
+    use crate::layout::Tracer;
     use crate::metadata::Metadata;
-    use crate::schema::Tracer;
     use crate::service::{Handler, Reply, Request, ServiceDescriptor};
 
     static METHOD: MethodDescriptor =

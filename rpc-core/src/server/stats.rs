@@ -1,7 +1,9 @@
 //! The numbers of a server, and how they are read.
 
 use super::acceptor::{Acceptor, ServerShard};
+use super::allow::Allow;
 use crate::endpoint::survey::{Surveyed, collect};
+use crate::resolution::converted_by_callee;
 use crate::stats::ServerStats;
 use crate::stats::handle::ReadStats;
 
@@ -34,12 +36,16 @@ impl Acceptor {
         }
         let count = found.len() as u64;
         choose(&mut found);
+        let methods = self.methods.read();
         let stats = ServerStats {
-            methods: self.methods.read(),
+            converted: converted_by_callee(&methods),
+            methods,
             connections: found.into_iter().map(Surveyed::with_texts).collect(),
             accepted: self.admissions.accepted.get(),
             refused: self.admissions.refused.get(),
             denied: self.admissions.denied.get(),
+            calls_denied: self.config.allow.as_ref().map_or(0, Allow::denied_calls),
+            accepted_plain: self.admissions.plain.get(),
             set_ups_failed: self.admissions.failed.get(),
             set_ups: shards.iter().map(ServerShard::set_ups_under_way).sum(),
             is_draining: self.is_draining(),

@@ -16,6 +16,7 @@ pub use rpc_transport::message::received::Message;
 pub use self::handler::Handler;
 use crate::codec::Codec;
 use crate::context::Context;
+pub use crate::learnt::{LearntMethod, TooManyMethods};
 pub use crate::method::MethodDescriptor;
 pub use crate::reply::{Reply, ReplyKind, ReplyParts};
 use crate::stream::item_counts::ItemCounters;
@@ -52,6 +53,12 @@ impl ServiceDescriptor {
     pub fn position(&self, id: u32) -> Option<usize> {
         self.methods.iter().position(|method| method.id == id)
     }
+}
+
+/// A type of a service: the generated server and clients.
+pub trait Described {
+    /// Describes the service.
+    fn service() -> &'static ServiceDescriptor;
 }
 
 /// Checks at compile time that methods of one service have distinct ids.

@@ -278,20 +278,26 @@ impl<W> Calls<W> {
         self.kept.remove(&index).map(|(_, request)| request)
     }
 
-    /// Whether the peer has refused a call because its types differ, before any handler ran.
+    /// Whether the peer has refused a call before any handler ran: it lacks the method, or its
+    /// types differ.
     #[cold]
-    pub(super) fn is_refused_by_types(&self, id: CallId) -> bool {
+    pub(super) fn is_refused(&self, id: CallId) -> bool {
         let Some(call) = self.find(id) else { return false };
         let Stage::Replied(ReplyKind::Status { code, details_bytes, .. }) = call.stage else {
             return false;
         };
         let Some(reply) = &call.reply else { return false };
         let body = reply.get(reply.marked().len()..).unwrap_or_default();
+        let details = body.get(..details_bytes as usize).unwrap_or_default();
         // Those of a handler are of a call that was accepted.
-        code == wire::code::FAILED_PRECONDITION
-            && details_bytes != 0
-            && reply.note().is_none()
-            && body.starts_with(wire::refusal::SIGNATURES_DIFFER)
+        let is_marked = match code {
+            wire::code::FAILED_PRECONDITION => {
+                details.starts_with(wire::refusal::SIGNATURES_DIFFER)
+            }
+            wire::code::UNIMPLEMENTED => details == wire::refusal::UNKNOWN_METHOD,
+            _ => false,
+        };
+        is_marked && reply.note().is_none()
     }
 
     /// Adds a note to the reply of a call.

@@ -10,12 +10,12 @@ use super::{CallId, Session};
 use crate::wire;
 
 impl<W, H> Session<W, H> {
-    /// Takes the request of a call that the peer has refused because its types differ, if it may be
-    /// sent again with its schema. It is as in [`Session::take_request`].
+    /// Takes the request of a call that the peer has refused before any handler ran, if it may be
+    /// sent again: with its schema, or to another peer. It is as in [`Session::take_request`].
     #[cold]
     pub(crate) fn take_refused_request(&mut self, id: CallId) -> Option<OutBuf> {
         let kept = self.calls.take_kept(id)?;
-        if self.calls.is_refused_by_types(id) {
+        if self.calls.is_refused(id) {
             return Some(kept);
         }
         self.discard(kept);

@@ -3,7 +3,9 @@
 //! Owns the table of names. The only labels are method and code, so that a peer cannot grow the
 //! number of time series: values of connections are summed up.
 
-use super::{ChannelStats, ConnectionStats, Histogram, MethodStats, ServerStats};
+use std::time::Duration;
+
+use super::{ChannelStats, ConnectionStats, ConvertedStats, Histogram, MethodStats, ServerStats};
 
 /// A metric: a name, its kind and a description.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +35,8 @@ pub(crate) enum Value<'a> {
 /// Name and value of each label.
 pub(crate) type Labels<'a> = &'a [(&'static str, &'a str)];
 
+/// Peers that have sent nothing for longer are taken to be gone.
+const OF_LATE: Duration = Duration::from_secs(300);
 /// The prefix of the framework's own services.
 const OWN_SERVICES: &str = "rpc.";
 
@@ -85,13 +89,23 @@ static CHANNEL_METHODS: OfMethod = OfMethod {
     reply_bytes: counter("rpc.client.attempt.rcvd_bytes", "Encoded results"),
 };
 
-static SERVER: [Whole<ServerStats>; 14] = [
+static SERVER: [Whole<ServerStats>; 18] = [
+    (counter("rpc.server.converted", "Messages of clients whose types differ"), |it| {
+        messages(&it.converted)
+    }),
+    (gauge("rpc.server.converted_types", "Types of clients that differ, of late"), |it| {
+        recent(&it.converted)
+    }),
     (gauge("rpc.server.connections", "Connections that are up"), |it| it.connections.len() as u64),
     (counter("rpc.server.connections_accepted", "Connections that were set up"), |it| it.accepted),
     (counter("rpc.server.connections_refused", "Connections refused because of a limit"), |it| {
         it.refused
     }),
     (counter("rpc.server.connections_denied", "Peers that may not connect"), |it| it.denied),
+    (counter("rpc.server.connections_plain", "Connections without optional TLS"), |it| {
+        it.accepted_plain
+    }),
+    (counter("rpc.server.calls_denied", "Calls that the rules refused"), |it| it.calls_denied),
     (counter("rpc.server.set_ups_failed", "Set-ups that failed"), |it| it.set_ups_failed),
     (gauge("rpc.server.set_ups", "Connections that are being set up"), |it| it.set_ups),
     (gauge("rpc.server.draining", "1 while the server shuts down"), |it| it.is_draining.into()),
@@ -110,7 +124,13 @@ static SERVER: [Whole<ServerStats>; 14] = [
     (gauge("rpc.server.unflushed", "Queue pairs not flushed in time"), |it| it.unflushed),
 ];
 
-static CHANNEL: [Whole<ChannelStats>; 13] = [
+static CHANNEL: [Whole<ChannelStats>; 15] = [
+    (counter("rpc.client.converted", "Messages of servers whose types differ"), |it| {
+        messages(&it.converted)
+    }),
+    (gauge("rpc.client.converted_types", "Types of servers that differ, of late"), |it| {
+        recent(&it.converted)
+    }),
     (gauge("rpc.client.connections", "Connections that are up"), |it| it.connections.len() as u64),
     (counter("rpc.client.connected", "Connections that were made"), |it| it.connected),
     (counter("rpc.client.connect_failures", "Attempts to connect that failed"), |it| {
@@ -157,6 +177,15 @@ static LINKS: [Whole<ConnectionStats>; 10] = [
     (gauge("rpc.link.bytes_in", "Bytes of messages that arrived"), |it| it.bytes_in),
     (gauge("rpc.link.bytes_out", "Bytes of messages that were sent"), |it| it.bytes_out),
 ];
+
+fn messages(converted: &[ConvertedStats]) -> u64 {
+    converted.iter().map(|it| it.messages).sum()
+}
+
+/// Those of which a message has come of late.
+fn recent(converted: &[ConvertedStats]) -> u64 {
+    converted.iter().filter(|it| it.idle < OF_LATE).count() as u64
+}
 
 /// Exports the numbers of a server.
 pub(crate) fn server(stats: &ServerStats, sink: Sink<'_>) {

@@ -52,7 +52,7 @@ pub use self::facade::MetricsPublisher;
 pub use self::handle::StatsHandle;
 pub use self::histogram::Histogram;
 pub use self::report::{
-    ChannelStats, ConnectionStats, MemberStats, MethodStats, OverloadStats, ResolverStats,
-    ServerStats,
+    ChannelStats, ConnectionStats, ConvertedStats, MemberStats, MethodStats, OverloadStats,
+    ResolverStats, ServerStats,
 };
 pub use self::text::PrometheusText;

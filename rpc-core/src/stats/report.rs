@@ -49,8 +49,14 @@ fn by_name<S: Serializer>(ended: &BTreeMap<Code, u64>, to: S) -> Result<S::Ok, S
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ConnectionStats {
-    /// The peer: `10.0.0.7:40312`, `pid 4711 uid 1000`.
+    /// The peer, and what it has proven to be: `10.0.0.7:40312`, `pid 4711 uid 1000`,
+    /// `spiffe://prod.example/cart at 10.0.0.7:40312`.
     pub peer: String,
+    /// How it is protected: `Encrypt` or `Authenticate`
+    /// ([`Protection`](crate::identity::Protection)); empty without TLS.
+    pub protection: String,
+    /// The TLS cipher suite; empty without TLS.
+    pub cipher_suite: String,
     /// The device: `soft-shm`, `soft-tcp`, or the name of a NIC.
     pub device: String,
     /// Time since it was set up.
@@ -104,6 +110,23 @@ impl ConnectionStats {
     }
 }
 
+/// Messages of a method whose types differ at a peer: this end converts what the peer writes. The
+/// numbers are those of the process.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ConvertedStats {
+    /// `Service.method`.
+    pub method: String,
+    /// A hash of the schema of this end, hexadecimal.
+    pub own_schema: String,
+    /// A hash of the schema of the peers. Peers with equal types have one entry.
+    pub peer_schema: String,
+    /// The converted messages.
+    pub messages: u64,
+    /// Time since the last one: whether such peers are still there.
+    pub idle: Duration,
+}
+
 /// What overload control does: [`ServerStats::overload`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -124,13 +147,22 @@ pub struct ServerStats {
     pub methods: Vec<MethodStats>,
     /// The open connections, including those being closed.
     pub connections: Vec<ConnectionStats>,
+    /// Messages of clients whose types differ; at most 64 entries, those used last.
+    pub converted: Vec<ConvertedStats>,
     /// Total number of connections set up.
     pub accepted: u64,
     /// Total number of connections refused because of a limit or a lack of memory.
     pub refused: u64,
     /// Total number of connections that [`admit`](crate::ServerBuilder::admit) or
-    /// [`authenticate`](crate::ServerBuilder::authenticate) refused, or whose TLS handshake failed.
+    /// [`authenticate`](crate::ServerBuilder::authenticate) refused, whose TLS handshake failed, or
+    /// that came without TLS to a server that requires it.
     pub denied: u64,
+    /// Total number of calls that the rules of [`allow`](crate::ServerBuilder::allow) refused, at
+    /// all servers that have them.
+    pub calls_denied: u64,
+    /// Total number of connections without TLS that were set up although the server has TLS:
+    /// `security::Tls::optional`.
+    pub accepted_plain: u64,
     /// Total number of failed set-ups, including those that took too long or were cut off by other
     /// waiting connections or the end of the server.
     pub set_ups_failed: u64,
@@ -209,6 +241,8 @@ pub struct ChannelStats {
     pub served: Vec<MethodStats>,
     /// The connections that accept calls. Empty for a channel to the peer of a connection.
     pub connections: Vec<ConnectionStats>,
+    /// Messages of servers whose types differ; at most 64 entries, those used last.
+    pub converted: Vec<ConvertedStats>,
     /// Total number of connections made.
     pub connected: u64,
     /// Total number of failed attempts to connect.

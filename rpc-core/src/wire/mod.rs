@@ -68,6 +68,7 @@ pub mod code {
     pub const RESOURCE_EXHAUSTED: u8 = 8;
     /// The signature was not checked: the call carries none, and none was accepted before.
     pub const FAILED_PRECONDITION: u8 = 9;
+    pub const UNIMPLEMENTED: u8 = 12;
     /// The handler ended without a reply.
     pub const INTERNAL: u8 = 13;
     /// The highest code of the seventeen.

@@ -6,6 +6,9 @@
 
 mod arguments;
 mod calls;
+mod converted;
+mod elsewhere;
+mod layers;
 mod rows;
 mod streams;
 mod versions;

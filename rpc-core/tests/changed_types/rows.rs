@@ -302,3 +302,42 @@ row! { byte_strings_are_skipped_and_kept:
     new_reads Is("0 Some(50000) [1]");
     old_reads Is("60000 [2]");
 }
+
+row! { texts_lists_and_tuples_keep_their_shape:
+    old {
+        #[derive(Debug, Serialize, Deserialize)]
+        pub struct Value { a: String, b: Vec<u32>, c: (u8, u8) }
+    } Value { a: "a".into(), b: vec![1, 2], c: (1, 2) };
+    new {
+        #[derive(Debug, Serialize, Deserialize)]
+        pub struct Value { a: char, b: [u32; 2], c: (u8, u8, u8) }
+    } Value { a: 'a', b: [1, 2], c: (1, 2, 3) };
+    new_reads Never(&["a`: it is `str` at the writer", "b`: it is `sequence` at the writer", "c`"]);
+    old_reads Never(&["a`: it is `char` at the writer", "b`: it is `tuple", "c`"]);
+}
+
+row! { a_float_is_too_large:
+    old {
+        #[derive(Debug, Serialize, Deserialize)]
+        pub struct Value { a: f32 }
+    } Value { a: 0.5 };
+    new {
+        #[derive(Debug, Serialize, Deserialize)]
+        pub struct Value { a: f64 }
+    } Value { a: 1e300 };
+    new_reads Is("Value { a: 0.5 }");
+    old_reads Fails(&["Row.", ".a: ", "fits no f32"]);
+}
+
+row! { the_contents_of_a_variant_do_not_fit:
+    old {
+        #[derive(Debug, Serialize, Deserialize)]
+        pub enum Value { Plain, Box { width: u8 } }
+    } Value::Plain;
+    new {
+        #[derive(Debug, Serialize, Deserialize)]
+        pub enum Value { Plain, Box { width: u8, height: u8 } }
+    } Value::Box { width: 1, height: 2 };
+    new_reads Is("Plain");
+    old_reads Is("Box { width: 1 }");
+}

@@ -10,6 +10,7 @@
 
 mod attempts;
 mod due;
+mod elsewhere;
 mod extras;
 mod failure;
 mod forked;

@@ -234,9 +234,9 @@ impl<O, U: Pump> UploadCall<'_, O, U> {
             // Pending or not: the outcome may have come.
             let _ = self.upload.poll_pump(cx, &pumped);
         }
-        let attempt = self.call.id();
+        let attempt = self.call.attempt();
         let Poll::Ready(mut found) = self.call.poll(cx) else {
-            if self.call.id() != attempt {
+            if self.call.attempt() != attempt {
                 // It was sent again: its items may leave.
                 cx.waker().wake_by_ref();
             }

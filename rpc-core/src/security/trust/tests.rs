@@ -36,13 +36,23 @@ fn roots(authorities: &[&Authority]) -> Arc<RootCertStore> {
     Arc::new(Origin::bytes("ca", pem.as_bytes()).read().unwrap().authorities().unwrap())
 }
 
-fn check(trust: Trust, leaf: &Leaf, peer: Role, now: u32) -> Result<Certificate, FailureReason> {
+fn trust(own: Arc<RootCertStore>, revoked: Vec<RevocationList>) -> Trusted {
+    let (domains, known) = (BTreeMap::new(), Known::default());
+    Trusted::Authorities(Trust { own, own_domain: None, domains, revoked, known })
+}
+
+fn check(
+    trusted: &Trusted,
+    leaf: &Leaf,
+    peer: Role,
+    now: u32,
+) -> Result<Certificate, FailureReason> {
     let der = CertificateDer::from_pem_slice(leaf.cert.as_bytes()).unwrap();
     let since = day(now).duration_since(SystemTime::UNIX_EPOCH).unwrap();
     let algorithms = provider().signature_verification_algorithms;
     let now = UnixTime::since_unix_epoch(since);
     let terms = Terms { peer, own_domain: None, now, algorithms };
-    Trusted::Authorities(trust).check(&der, &[], &terms).map_err(|refusal| refusal.reason)
+    trusted.check(&der, &[], &terms).map_err(|refusal| refusal.reason)
 }
 
 #[test]
@@ -82,10 +92,8 @@ fn each_wrong_certificate_has_its_reason() {
         ),
     ] {
         for role in roles {
-            let own = roots(&[&ca]);
-            let trust =
-                Trust { own, own_domain: None, domains: BTreeMap::new(), revoked: Vec::new() };
-            let found = check(trust, &leaf, *role, now);
+            let trusted = trust(roots(&[&ca]), Vec::new());
+            let found = check(&trusted, &leaf, *role, now);
             let names = found.as_ref().map(ToString::to_string);
             assert_eq!(found.as_ref().err().copied(), expected, "{role:?} at {now}: {names:?}");
         }
@@ -116,16 +124,80 @@ fn a_list_counts_until_its_end() {
         (&foreign, BEGIN + 11, None),
     ] {
         for role in [Role::Client, Role::Server] {
-            let own = roots(&[&ca, &other]);
-            let revoked = lists.clone();
-            let trust = Trust { own, own_domain: None, domains: BTreeMap::new(), revoked };
-            assert_eq!(check(trust, leaf, role, now).err(), expected, "{now}");
+            let trusted = trust(roots(&[&ca, &other]), lists.clone());
+            assert_eq!(check(&trusted, leaf, role, now).err(), expected, "{now}");
         }
     }
     // A list that another one has signed revokes nobody of this authority.
     let forged = list(&Authority::new("ca")).0.unwrap();
-    let own = roots(&[&ca]);
-    let trust = Trust { own, own_domain: None, domains: BTreeMap::new(), revoked: forged };
-    let found = check(trust, &spared, Role::Client, BEGIN + 2);
+    let trusted = trust(roots(&[&ca]), forged);
+    let found = check(&trusted, &spared, Role::Client, BEGIN + 2);
     assert_eq!(found.err(), Some(FailureReason::Configuration));
+}
+
+fn is_known(trusted: &Trusted, leaf: &Leaf, peer: Role, now: u32) -> bool {
+    let Trusted::Authorities(trust) = trusted else { return false };
+    let der = CertificateDer::from_pem_slice(leaf.cert.as_bytes()).unwrap();
+    let since = day(now).duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    trust.known.has(&key(peer, &der, &[]), UnixTime::since_unix_epoch(since))
+}
+
+/// Before and after its dates, in the other role and with other bytes, it is verified.
+#[test]
+fn verified_chain_is_known_within_its_dates() {
+    let ca = Authority::new("ca");
+    let [mine, other] = [0, 1].map(|_| issue(&ca, &[KV], |_| {}));
+    let trusted = trust(roots(&[&ca]), Vec::new());
+    let [first, last] = [BEGIN, BEGIN + 90];
+    assert!(!is_known(&trusted, &mine, Role::Client, first));
+    check(&trusted, &mine, Role::Client, first).unwrap();
+    let known = |leaf, peer, now| is_known(&trusted, leaf, peer, now);
+    let within = [first - 1, first, last, last + 1].map(|now| known(&mine, Role::Client, now));
+    assert_eq!(within, [false, true, true, false]);
+    assert!(!known(&mine, Role::Server, first) && !known(&other, Role::Client, first));
+    let late = check(&trusted, &mine, Role::Client, last + 1);
+    assert_eq!(late.err(), Some(FailureReason::Expired));
+}
+
+#[test]
+fn revocation_lists_leave_no_chain_known() {
+    let ca = Authority::new("ca");
+    let list = ca.revoke(&[8], day(BEGIN + 1), day(BEGIN + 10));
+    let list = Origin::bytes("crl", list.as_bytes()).read().unwrap();
+    let trusted = trust(roots(&[&ca]), list.revocation_lists(day(BEGIN)).unwrap());
+    let mine = issue(&ca, &[KV], |_| {});
+    check(&trusted, &mine, Role::Client, BEGIN + 2).unwrap();
+    assert!(!is_known(&trusted, &mine, Role::Client, BEGIN + 2));
+}
+
+#[test]
+fn refused_chain_is_not_known() {
+    let [ca, other] = ["ca", "other"].map(Authority::new);
+    let stranger = issue(&other, &[KV], |_| {});
+    let trusted = trust(roots(&[&ca]), Vec::new());
+    for _ in 0..2 {
+        let found = check(&trusted, &stranger, Role::Client, BEGIN);
+        assert_eq!(found.err(), Some(FailureReason::UnknownAuthority));
+    }
+}
+
+#[test]
+fn many_chains_are_known_at_once() {
+    let ca = Authority::new("ca");
+    let mine = issue(&ca, &[KV], |_| {});
+    let der = CertificateDer::from_pem_slice(mine.cert.as_bytes()).unwrap();
+    let trusted = trust(roots(&[&ca]), Vec::new());
+    let Trusted::Authorities(trust) = &trusted else { unreachable!("they are authorities") };
+    let fill = |count: u16| {
+        (0..count).for_each(|at| {
+            let mut key = [0; 32];
+            key[..2].copy_from_slice(&at.to_le_bytes());
+            trust.known.add(key, &der, &[]);
+        });
+    };
+    check(&trusted, &mine, Role::Client, BEGIN).unwrap();
+    fill(255);
+    assert!(is_known(&trusted, &mine, Role::Client, BEGIN));
+    fill(256);
+    assert!(!is_known(&trusted, &mine, Role::Client, BEGIN));
 }

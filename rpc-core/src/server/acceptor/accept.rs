@@ -9,6 +9,7 @@ use rpc_transport::device::Incoming;
 use rpc_transport::device::connection_error::ConnectError;
 use rpc_transport::engine::establish::AcceptError;
 use rpc_transport::engine::security::Security;
+use rpc_transport::engine::tenant::Tenant;
 use rpc_transport::log_limit::LogLimit;
 use rpc_transport::protocol::handshake::{Reject, RejectCode};
 use tokio::sync::oneshot;
@@ -38,10 +39,11 @@ impl SetUp {
     pub(super) async fn accept(
         mut self,
         incoming: Box<dyn Incoming>,
+        tenant: &Tenant,
         security: Option<&Security>,
         faults: &LogLimit,
     ) {
-        self.acceptor.accept(incoming, security, faults, &mut self.is_counted).await;
+        self.acceptor.accept(incoming, tenant, security, faults, &mut self.is_counted).await;
     }
 }
 
@@ -57,6 +59,7 @@ impl Acceptor {
     async fn accept(
         &self,
         incoming: Box<dyn Incoming>,
+        tenant: &Tenant,
         security: Option<&Security>,
         faults: &LogLimit,
         is_counted: &mut bool,
@@ -97,7 +100,8 @@ impl Acceptor {
         let (told, hello) = oneshot::channel();
         let peer = if door.verifies() { peer.checking(told) } else { peer };
         let accepting = async {
-            let connected = shard.accept_with(incoming, &self.config.link, peer, security).await?;
+            let link = &self.config.link;
+            let connected = shard.accept_for(incoming, link, peer, tenant, security).await?;
             let let_in = door.let_in(&shard, &connected, hello).await;
             Ok((connected, let_in))
         };
@@ -114,6 +118,9 @@ impl Acceptor {
             Ok(Ok((connected, Ok(())))) => {
                 self.admissions.accepted.add_shared(1);
                 *is_counted = true;
+                if connected.secured.is_none() && self.config.has_optional_tls(&from) {
+                    self.admissions.plain.add_shared(1);
+                }
                 if let Some(keeper) = self.config.keeper() {
                     let context = shard.look(connected.key, |peer| Arc::clone(peer.context()));
                     context.iter().for_each(|context| keeper.keep(context, None));
@@ -132,6 +139,12 @@ impl Acceptor {
                 *is_counted = true;
                 let reason = failure.reason;
                 fault(&|| tracing::info!(peer = %from, ?reason, %failure, "not admitted"));
+            }
+            // A client without TLS at a server that requires it.
+            Ok(Err(AcceptError::Refused(reject))) if reject.code == RejectCode::Application => {
+                self.admissions.denied.add_shared(1);
+                *is_counted = true;
+                fault(&|| tracing::info!(peer = %from, reason = %reject.text, "not admitted"));
             }
             Ok(Err(error)) => fault(&|| tracing::info!(peer = %from, %error, "set-up failed")),
             Err(_) => fault(&|| tracing::info!(peer = %from, "set-up took too long")),

@@ -49,6 +49,9 @@ impl RawCall<'_> {
             on.is_lost();
         }
         self.forget_schema();
+        if self.is_refused() {
+            return self.stay_elsewhere(body);
+        }
         self.body = Some(body);
         drop(self.take_load());
         self.wait_for_connection();
@@ -128,6 +131,8 @@ impl RawCall<'_> {
         };
         self.on = None;
         self.forget_schema();
+        // It has been answered since then, and may go anywhere.
+        self.extras_mut().refusals = None;
         self.wait(Some(delay));
         true
     }

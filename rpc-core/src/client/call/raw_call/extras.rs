@@ -6,6 +6,7 @@ use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::protocol::config::WhenFull;
 use tracing::Span;
 
+use super::elsewhere::Refusals;
 use super::hedge::Hedge;
 use super::{RawCall, Wait};
 use crate::bulk::{BulkMut, ReplySlot};
@@ -65,6 +66,8 @@ pub(super) struct CallExtras {
     pub(super) kept: Option<OutBuf>,
     /// When the attempt in flight was sent, if it is timed.
     pub(super) began: Option<Timed>,
+    /// The servers that have refused the call before any handler ran.
+    pub(super) refusals: Option<Box<Refusals>>,
 }
 
 impl CallExtras {
@@ -108,6 +111,7 @@ impl CallExtras {
             watch,
             kept,
             began,
+            refusals,
         } = &mut *self;
         if !metadata.is_empty() {
             *metadata = Metadata::default();
@@ -117,6 +121,7 @@ impl CallExtras {
         clear(found);
         clear(wait);
         clear(kept);
+        clear(refusals);
         (*wait_for_ready, *when_full, *hedging, *began) = (None, None, None, None);
         *affinity = None;
         (*is_second, *is_counted, *is_traced) = (false, false, false);

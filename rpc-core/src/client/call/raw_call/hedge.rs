@@ -54,6 +54,11 @@ impl Hedge {
         }
     }
 
+    /// The connection of the second attempt, while it runs.
+    pub(super) fn second_on(&self) -> Option<&Arc<Connection>> {
+        self.second.as_ref()?.on.as_ref()
+    }
+
     /// The call is over.
     #[cold]
     pub(super) fn end(self, channel: &Shared, method: &MethodDescriptor, found: &CallOutcome) {
@@ -83,8 +88,10 @@ impl RawCall<'_> {
                 if !matches!(self.state, State::Over) {
                     self.heed_pushback(found);
                 }
+                // No handler has run: the other attempt may reach one.
+                let ended = if self.is_refused() { Ended::Failed } else { ended(found) };
                 let hedge = self.extras.as_mut().and_then(|extras| extras.hedge.as_mut());
-                hedge.map_or(Verdict::First, |hedge| hedge.race.on_first(ended(found)))
+                hedge.map_or(Verdict::First, |hedge| hedge.race.on_first(ended))
             }
             Poll::Pending => {
                 self.send_second(cx);
@@ -137,7 +144,10 @@ impl RawCall<'_> {
             else {
                 break (now, None);
             };
-            let other = channel.another(on);
+            let other = match extras.refusals.as_deref() {
+                Some(refusals) => refusals.elsewhere(channel, on).unwrap_or_else(|| Arc::clone(on)),
+                None => channel.another(on),
+            };
             // In the same line the second one would wait behind the first, or be refused.
             if Arc::ptr_eq(&other, on) && is_in_line(on, self.id) {
                 hedge.race.on_in_line(now);
@@ -172,6 +182,9 @@ impl RawCall<'_> {
         let how = if matches!(second.state, State::Over) {
             // The status of an attempt that never left is this end's own, and no answer.
             channel.hedging.state.lock().on_unsent();
+            SecondEnded::NeverSent
+        } else if second.is_refused() {
+            // No handler has run, so the first attempt decides.
             SecondEnded::NeverSent
         } else if ended(&found) == Ended::Answered {
             SecondEnded::Answered

@@ -106,7 +106,7 @@ impl RawCall<'_> {
         if let Some(request) = request {
             self.extras_mut().is_counted = true;
             if let Outcome::Reply(reply) = &outcome {
-                return self.on_types_differ(reply, request);
+                return self.on_refused(reply, request);
             }
             if let Some(body) = self.rewound(request) {
                 self.send_elsewhere(body);

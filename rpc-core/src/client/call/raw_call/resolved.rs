@@ -1,49 +1,61 @@
-//! A call whose types differ at the server: it is sent again with this end's schema.
+//! A call that a server has refused before any handler ran. If its types differ there, it is sent
+//! again with this end's schema.
 //!
-//! The server has refused it before any handler ran, so this is no retry: limits, budgets, counts
+//! This is no retry: limits, budgets, counts
 //! and interceptors see one call, and it keeps its deadline.
 
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Note;
 
 use super::{RawCall, State};
+use crate::layout::version;
 use crate::metadata::SCHEMA;
 use crate::reply::CallOutcome;
 use crate::resolution::Resolution;
-use crate::schema::version;
 use crate::session;
 use crate::status::{Code, Status};
 use crate::wire::refusal::SCHEMA_FOLLOWS;
 
 impl RawCall<'_> {
-    /// The server has refused the call because its types differ, and `request` is what was sent.
-    /// Gives the outcome, unless the call is to be sent again on its connection.
+    /// The server has refused the call before any handler ran, and `request` is what was sent.
+    /// Gives the outcome, unless the call is to be sent again: on its connection, if its types
+    /// differ, or to another server.
     #[cold]
-    pub(super) fn on_types_differ(
-        &mut self,
-        reply: &session::Reply,
-        request: OutBuf,
-    ) -> CallOutcome {
-        let status = match self.resolve(reply) {
-            Ok(()) => {
-                if let Some(body) = self.rewound(request) {
-                    // The next attempt has a load of its own.
-                    drop(self.take_load());
-                    self.body = Some(body);
-                    self.state = State::Ready;
-                    if self.method.has_streams() {
-                        // Its caller sees another id, and has its arguments leave.
-                        self.send_unawaited();
-                    }
-                    return None;
-                }
-                let text = "the request is too long to be sent again with its schema";
-                Status::failed_precondition(format!("{}: {text}", self.method.name))
+    pub(super) fn on_refused(&mut self, reply: &session::Reply, request: OutBuf) -> CallOutcome {
+        let body = self.rewound(request);
+        let unimplemented = Code::Unimplemented.number();
+        let status = match (reply.kind, body.is_some()) {
+            (session::ReplyKind::Status { code, .. }, _) if code == unimplemented => {
+                self.received(reply, code, false)
             }
-            Err(status) => status,
+            (_, false) => Status::failed_precondition(format!(
+                "{}: the request is too long to be sent again with its schema",
+                self.method.name
+            )),
+            (_, true) => match self.resolve(reply) {
+                Ok(()) => return body.and_then(|body| self.send_again(body)),
+                Err(status) => status,
+            },
         };
-        self.count_unsent(status.code());
-        Some(Err(status.of_call(self.method)))
+        self.try_elsewhere(status, body)
+    }
+
+    /// Sends the call once more. Gives the outcome if it came at once.
+    #[cold]
+    pub(super) fn send_again(&mut self, body: OutBuf) -> CallOutcome {
+        // The next attempt has a load of its own.
+        drop(self.take_load());
+        self.body = Some(body);
+        self.state = State::Ready;
+        if self.method.has_streams() {
+            // Its caller sees another attempt, and has its arguments leave.
+            self.send_unawaited();
+            if let State::Over = self.state {
+                self.state = State::Done;
+                return self.take_found();
+            }
+        }
+        None
     }
 
     /// Makes the call and its connection ready for a server whose types differ.

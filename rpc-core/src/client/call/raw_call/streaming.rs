@@ -3,6 +3,7 @@
 //! Owns the steps of such a call besides its outcome: its acceptance, its stream, and the end of
 //! the stream of results.
 
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use rpc_transport::message::received::Note;
@@ -42,8 +43,14 @@ impl RawCall<'_> {
         }
     }
 
+    /// The attempt under way: another one has another value.
+    pub(crate) fn attempt(&self) -> Option<(CallId, usize)> {
+        let on = self.on.as_ref().map_or(0, |on| Arc::as_ptr(on).addr());
+        Some((self.id()?, on))
+    }
+
     /// While it is in flight.
-    pub(crate) fn id(&self) -> Option<CallId> {
+    fn id(&self) -> Option<CallId> {
         match self.state {
             State::InFlight => Some(self.id),
             _ => None,
