@@ -14,9 +14,8 @@ use tokio::time::MissedTickBehavior;
 
 use crate::health::Health;
 use crate::history::History;
-use crate::hosts::is_loopback;
 use crate::http;
-use crate::port::{Owner, Port};
+use crate::port::{Owner, Port, Terms};
 use crate::recent::Recent;
 use crate::subject::{INTERVAL, Source, Subject};
 use crate::wall_clock::unix_millis;
@@ -27,7 +26,7 @@ pub struct Admin {
     sources: Vec<(String, Source)>,
     recent: Option<Recent>,
     health: Option<HealthReporter>,
-    hosts: Vec<String>,
+    terms: Terms,
 }
 
 const OWNER: Owner = Owner { name: "admin page", builder: "Admin" };
@@ -41,7 +40,7 @@ impl Admin {
             sources: vec![("server".to_owned(), Source::Server(server))],
             recent: None,
             health: None,
-            hosts: Vec::new(),
+            terms: Terms::default(),
         }
     }
 
@@ -108,25 +107,44 @@ impl Admin {
     /// every name.
     #[must_use]
     pub fn host(mut self, name: impl AsRef<str>) -> Self {
-        self.hosts.push(name.as_ref().to_owned());
+        self.terms.hosts.push(name.as_ref().to_owned());
+        self
+    }
+
+    /// Lets everybody who reaches the address read the page, also beyond this machine. Who listens
+    /// there without `tls` has to say so.
+    #[must_use]
+    pub fn public(mut self) -> Self {
+        self.terms.is_public = true;
+        self
+    }
+
+    /// Answers over HTTPS alone. Clients show certificates as those of a server with this `Tls` do,
+    /// and [`Tls::authorize`](rpc_core::security::Tls::authorize) is asked about them; with
+    /// [`allow_anonymous_clients`](rpc_core::security::Tls::allow_anonymous_clients) they need
+    /// none. The files are read again with those of a server that has the same `Tls`.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls(mut self, tls: rpc_core::security::Tls) -> Self {
+        self.terms.tls = Some(tls);
         self
     }
 
     /// Listens at `address`. Port 0 picks a free one.
     ///
     /// # Errors
-    /// It cannot listen there: the error names the address. A [`host`](Self::host) is not a host
-    /// name.
+    /// It cannot listen there: the error names the address. The address is beyond this machine, and
+    /// neither certificates nor [`public`](Self::public) allow that. A [`host`](Self::host) is not
+    /// a host name.
     pub async fn bind(self, address: impl Into<SocketAddr>) -> io::Result<BoundAdmin> {
-        let port = Port::bind(OWNER, address.into(), &self.hosts).await?;
+        let port = Port::bind(OWNER, address.into(), self.terms).await?;
         let address = port.address;
-        let public = (!is_loopback(address.ip())).then_some(address);
+        let public = port.is_public.then_some(address);
         if public.is_some() {
             tracing::warn!(
                 %address,
-                "anybody who can reach this address can read the admin page, which has no \
-                 authentication; bind it to 127.0.0.1, or put an authenticating proxy in front of \
-                 it"
+                "everybody who reaches this address can read the admin page: bind it to 127.0.0.1, \
+                 or have clients prove who they are by `Admin::tls`"
             );
         }
         let subject = Subject {
@@ -189,7 +207,7 @@ impl BoundAdmin {
                 SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
             });
         }
-        format!("http://{address}/")
+        format!("{}://{address}/", self.port.scheme())
     }
 
     /// Answers requests until the future is dropped.

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rpc_core::Code;
 use rpc_core::stats::{
-    ChannelStats, ConnectionStats, MemberStats, MethodStats, ResolverStats, ServerStats,
+    ChannelStats, ConnectionStats, ConvertedStats, MemberStats, MethodStats, ResolverStats,
+    ServerStats,
 };
 use serde::Serialize;
 
@@ -31,6 +32,8 @@ pub(crate) struct Reading {
     /// The servers of a channel to several, and the resolver that names them.
     pub(crate) members: Vec<MemberStats>,
     pub(crate) resolver: Option<ResolverStats>,
+    /// Methods whose types differ at peers.
+    pub(crate) converted: Vec<ConvertedStats>,
     /// Used and limit, bytes; `None` for channels.
     pub(crate) memory: Option<(u64, u64)>,
     pub(crate) is_draining: bool,
@@ -44,6 +47,8 @@ impl Reading {
             ("accepted", stats.accepted),
             ("refused", stats.refused),
             ("denied", stats.denied),
+            ("calls denied", stats.calls_denied),
+            ("accepted plain", stats.accepted_plain),
             ("set-ups failed", stats.set_ups_failed),
             ("being set up", stats.set_ups),
             ("CQ entries", stats.cq_entries),
@@ -58,6 +63,7 @@ impl Reading {
             is_draining: stats.is_draining,
             methods: stats.methods,
             connections: stats.connections,
+            converted: stats.converted,
             ..Self::default()
         }
     }
@@ -66,6 +72,7 @@ impl Reading {
     pub(crate) fn of_served(mut stats: ChannelStats) -> Self {
         stats.methods = std::mem::take(&mut stats.served);
         stats.members.clear();
+        stats.converted.clear();
         stats.resolver = None;
         Self::of_channel(stats)
     }
@@ -91,6 +98,7 @@ impl Reading {
             connections: stats.connections,
             members: stats.members,
             resolver: stats.resolver,
+            converted: stats.converted,
         }
     }
 }

@@ -36,10 +36,10 @@
 //! The numbers are read once a second, regardless of viewers, and kept for three minutes. Servers
 //! without the page pay nothing for it: it reads counters that exist anyway.
 //!
-//! The page has no authentication and is read-only. If its address can be reached from other
-//! machines, it warns in the log and on the page: use a loopback address, or put an authenticating
-//! proxy in front of it. On a loopback address it only answers to loopback names, and to those
-//! given to [`Admin::host`].
+//! The page is read-only. It listens at loopback addresses alone, unless clients prove who they are
+//! by certificates (`Admin::tls`, feature `tls`), or [`Admin::public`] says that everybody may read
+//! it; then it warns in the log and on the page. On a loopback address it only answers to loopback
+//! names, and to those given to [`Admin::host`].
 //!
 //! | file | idea |
 //! |---|---|
@@ -51,6 +51,7 @@
 //! | `http` | the HTTP routes |
 //! | `hosts` | the accepted host names |
 //! | `port` | the listener and the limits of its connections |
+//! | `secure` | TLS |
 //! | `metrics` | metrics and health without the page |
 //! | `health` | the health of the process |
 //! | `wall_clock` | wall-clock time |
@@ -69,6 +70,8 @@ mod metrics;
 mod port;
 mod recent;
 mod report;
+#[cfg(feature = "tls")]
+mod secure;
 mod subject;
 mod wall_clock;
 

@@ -11,7 +11,7 @@ use rpc_core::stats::StatsHandle;
 
 use crate::health::Health;
 use crate::http;
-use crate::port::{Owner, Port};
+use crate::port::{Owner, Port, Terms};
 
 const OWNER: Owner = Owner { name: "metrics", builder: "Metrics" };
 
@@ -57,7 +57,7 @@ impl Numbers {
 pub struct Metrics {
     numbers: Numbers,
     health: Option<HealthReporter>,
-    hosts: Vec<String>,
+    terms: Terms,
 }
 
 impl Metrics {
@@ -65,7 +65,7 @@ impl Metrics {
     #[must_use]
     pub fn new(server: StatsHandle) -> Self {
         let numbers = Numbers { server, channels: Vec::new() };
-        Self { numbers, health: None, hosts: Vec::new() }
+        Self { numbers, health: None, terms: Terms::default() }
     }
 
     /// Adds the metrics of a channel, labelled with `to` and this value.
@@ -86,17 +86,34 @@ impl Metrics {
     /// Accepts another host name or IP address, as [`Admin::host`](crate::Admin::host).
     #[must_use]
     pub fn host(mut self, name: impl AsRef<str>) -> Self {
-        self.hosts.push(name.as_ref().to_owned());
+        self.terms.hosts.push(name.as_ref().to_owned());
+        self
+    }
+
+    /// Lets everybody who reaches the address read the metrics, also beyond this machine. Who
+    /// listens there without `tls` has to say so.
+    #[must_use]
+    pub fn public(mut self) -> Self {
+        self.terms.is_public = true;
+        self
+    }
+
+    /// Answers over HTTPS alone, as [`Admin::tls`](crate::Admin::tls).
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls(mut self, tls: rpc_core::security::Tls) -> Self {
+        self.terms.tls = Some(tls);
         self
     }
 
     /// Listens at `address`. Port 0 picks a free one.
     ///
     /// # Errors
-    /// It cannot listen there: the error names the address. A [`host`](Self::host) is not a host
-    /// name.
+    /// It cannot listen there: the error names the address. The address is beyond this machine, and
+    /// neither certificates nor [`public`](Self::public) allow that. A [`host`](Self::host) is not
+    /// a host name.
     pub async fn bind(self, address: impl Into<SocketAddr>) -> io::Result<BoundMetrics> {
-        let port = Port::bind(OWNER, address.into(), &self.hosts).await?;
+        let port = Port::bind(OWNER, address.into(), self.terms).await?;
         Ok(BoundMetrics { port, numbers: self.numbers, health: self.health })
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use rpc_core::stats::{ConnectionStats, MemberStats, MethodStats, ResolverStats};
+use rpc_core::stats::{ConnectionStats, ConvertedStats, MemberStats, MethodStats, ResolverStats};
 use serde::Serialize;
 
 use crate::history::{Point, Reading, errors_of};
@@ -42,6 +42,7 @@ struct SourceNow<'a> {
     member_count: usize,
     /// `None`: the channel has one server, or it is a server.
     resolver: Option<&'a ResolverStats>,
+    converted: &'a [ConvertedStats],
     memory_used_bytes: u64,
     /// `None`: there is none.
     memory_limit_bytes: Option<u64>,
@@ -99,6 +100,7 @@ fn source<'a>(name: &'a str, is_server: bool, reading: &'a Reading) -> SourceNow
         members,
         member_count: reading.members.len(),
         resolver: reading.resolver.as_ref(),
+        converted: &reading.converted,
         memory_used_bytes: reading.memory.map_or(0, |(used, _)| used),
         memory_limit_bytes: reading.memory.map(|(_, limit)| limit),
         is_draining: reading.is_draining,

@@ -386,7 +386,7 @@ async fn a_local_page_rejects_foreign_host_names() {
     assert!(body.len() < 500, "{body}");
 
     // On a non-loopback address, a warning was logged and every host name is accepted.
-    let admin = Admin::new(stats).bind(([0, 0, 0, 0], 0)).await.unwrap();
+    let admin = Admin::new(stats).public().bind(([0, 0, 0, 0], 0)).await.unwrap();
     let page = ([127, 0, 0, 1], admin.local_address().port()).into();
     tokio::spawn(admin.serve());
     let (head, _) = get_as(page, "/", "Host: host.example\r\n").await;
@@ -397,7 +397,13 @@ async fn a_local_page_rejects_foreign_host_names() {
 async fn an_address_that_others_can_reach_is_said() {
     let _watchdog = watchdog();
     let (stats, ..) = shop("mem://admin-public", &Recent::new()).await;
-    let admin = Admin::new(stats.clone()).bind(([0, 0, 0, 0], 0)).await.unwrap();
+    let refused = Admin::new(stats.clone()).bind(([0, 0, 0, 0], 0)).await.unwrap_err();
+    let said =
+        "admin page: everybody who reaches 0.0.0.0:0 could read it: choose a loopback address";
+    assert!(refused.to_string().starts_with(said), "{refused}");
+    let refused = Metrics::new(stats.clone()).bind(([0, 0, 0, 0], 0)).await.unwrap_err();
+    assert!(refused.to_string().ends_with("allow it by `Metrics::public`"), "{refused}");
+    let admin = Admin::new(stats.clone()).public().bind(([0, 0, 0, 0], 0)).await.unwrap();
     let port = admin.local_address().port();
     assert_eq!(admin.url(), format!("http://127.0.0.1:{port}/"));
     tokio::spawn(admin.serve());

@@ -71,7 +71,7 @@ pub(crate) async fn call(options: &Call, common: &Common) -> Result<()> {
     let arguments: Vec<_> = parts.schema.arguments().collect();
     let arguments = read_arguments(&parts.schema, &arguments, &json);
     let arguments = arguments.map_err(|error| anyhow!("--json: {error}"))?;
-    let (method, timeout) = (descriptor(&info, &lines), common.timeout);
+    let (method, timeout) = (descriptor(&info, lines)?, common.timeout);
     let channel = &target.channel;
     match (parts.sent_item.filter(|_| info.streams_arguments), info.streams_results) {
         (None, _) if info.streams_arguments => {

@@ -3,7 +3,9 @@
 use anyhow::{Context, Result, bail};
 use rpc_core::codec::{Scratch, Tail};
 use rpc_core::reflect::MethodInfo;
-use rpc_core::service::{Message, MethodDescriptor, ReplyKind, ReplyParts};
+use rpc_core::service::{
+    LearntMethod, Message, MethodDescriptor, ReplyKind, ReplyParts, TooManyMethods,
+};
 use rpc_core::{Bulk, CallError, Codec, Metadata, Status};
 use rpc_schema::schema::{Id, Root, Schema};
 use rpc_schema::value::Seed;
@@ -61,26 +63,22 @@ pub(crate) fn item(
     Ok(Body { codec, message, metadata: Metadata::new() })
 }
 
-/// A descriptor that lives as long as this process. A server whose types are not those of `lines`
-/// refuses its calls.
-pub(crate) fn descriptor(info: &MethodInfo, lines: &[String]) -> &'static MethodDescriptor {
-    let text = |text: &str| -> &'static str { Box::leak(text.to_owned().into_boxed_str()) };
-    let arguments: Vec<&'static str> = info.arguments.iter().map(|name| text(name)).collect();
-    let mut method =
-        MethodDescriptor::new(text(&info.name), text(&info.signature), arguments.leak());
-    if info.idempotent {
-        method = method.idempotent();
-    }
-    if info.streams_arguments {
-        method = method.streams_arguments();
-    }
-    if info.streams_results {
-        method = method.streams_results();
-    }
-    if info.idle_deadline {
-        method = method.idle_deadline();
-    }
-    Box::leak(Box::new(method.described_by(lines)))
+/// The descriptor of a method. A server whose types are not those of `lines` refuses its calls.
+///
+/// # Errors
+/// The process has learnt too many methods.
+pub(crate) fn descriptor(
+    info: &MethodInfo,
+    lines: Vec<String>,
+) -> Result<&'static MethodDescriptor, TooManyMethods> {
+    let mut method = LearntMethod::new(&info.name, &info.signature);
+    method.arguments.clone_from(&info.arguments);
+    method.lines = lines;
+    method.idempotent = info.idempotent;
+    method.streams_arguments = info.streams_arguments;
+    method.streams_results = info.streams_results;
+    method.idle_deadline = info.idle_deadline;
+    method.descriptor()
 }
 
 /// The types of a method.

@@ -13,6 +13,9 @@ use crate::options::{Common, Output, Top};
 use crate::target::Target;
 use crate::text::{age, bytes, count, cut, height, json, table, time, width};
 
+/// Methods with clients of other types that are shown.
+const MAX_CONVERTED: usize = 5;
+
 /// Moves to the upper left corner, to overwrite the screen.
 const HOME: &str = "\u{1b}[H";
 /// Clears to the end of the line; clears everything below.
@@ -87,12 +90,19 @@ fn page(
     let state = if now.is_draining { ", draining" } else { "" };
     let mut text = String::new();
     let _ = writeln!(text, "{}", cut(&format!("{address}{state}"), width));
+    let plain = match now.accepted_plain {
+        0 => String::new(),
+        plain => format!(", {plain} without TLS"),
+    };
     let summary = format!(
-        "connections {} (accepted {}, refused {}, failed {})  memory {} of {}",
+        "connections {} (accepted {}{plain}, refused {}, denied {}, failed {})  calls denied {}  \
+         memory {} of {}",
         now.connection_count,
         now.accepted,
         now.refused,
+        now.denied,
         now.set_ups_failed,
+        now.calls_denied,
         bytes(now.memory_used_bytes),
         bytes(now.memory_limit_bytes),
     );
@@ -102,10 +112,11 @@ fn page(
     let mut methods = methods(now, earlier);
     let mut connections =
         if now.connections.is_empty() { Vec::new() } else { connections(now, earlier) };
+    let converted = converted(now);
     if let Some(height) = height {
         // The lines above, between and below the tables.
         let (of_methods, of_connections) =
-            shares(height.saturating_sub(5), methods.len(), connections.len());
+            shares(height.saturating_sub(5 + converted.len()), methods.len(), connections.len());
         shorten(&mut methods, of_methods);
         shorten(&mut connections, of_connections);
     }
@@ -114,7 +125,25 @@ fn page(
         text.push('\n');
         text.push_str(&table(&connections, width));
     }
+    if !converted.is_empty() {
+        text.push('\n');
+        text.push_str(&table(&converted, width));
+    }
     text
+}
+
+/// The methods with clients whose types differ, those called last first.
+fn converted(now: &ServerSnapshot) -> Vec<Vec<String>> {
+    let rows = now.converted.iter().take(MAX_CONVERTED).map(|it| {
+        let (messages, idle) = (it.messages.to_string(), age(it.idle));
+        vec![it.method.clone(), it.own_schema.clone(), it.peer_schema.clone(), messages, idle]
+    });
+    let mut rows: Vec<_> = rows.collect();
+    if !rows.is_empty() {
+        let heading = ["OTHER TYPES", "HERE", "CLIENT", "MESSAGES", "IDLE"];
+        rows.insert(0, heading.map(str::to_owned).to_vec());
+    }
+    rows
 }
 
 /// The number of lines for each of two tables: the space that one leaves goes to the other.
@@ -185,7 +214,8 @@ fn connections(
     let before: HashMap<&str, &ConnectionStats> = earlier
         .map(|(_, it)| it.connections.iter().map(|it| (it.peer.as_str(), it)).collect())
         .unwrap_or_default();
-    let heading = ["PEER", "DEVICE", "AGE", "RUNNING", "MSG/s", "CREDITS", "STARVED", "QUEUED"];
+    let heading =
+        ["PEER", "DEVICE", "TLS", "AGE", "RUNNING", "MSG/s", "CREDITS", "STARVED", "QUEUED"];
     let mut rows = vec![heading.map(str::to_owned).to_vec()];
     for link in &now.connections {
         let messages = |it: &ConnectionStats| it.messages_in.saturating_add(it.messages_out);
@@ -197,6 +227,7 @@ fn connections(
         rows.push(vec![
             link.peer.clone(),
             cut(&link.device, 10),
+            if link.protection.is_empty() { "-".to_owned() } else { cut(&link.protection, 12) },
             age(link.age),
             link.calls_in.to_string(),
             rate,

@@ -81,7 +81,7 @@ impl World {
                     }
                 });
             }
-            (admin.bind(address).await.unwrap(), handle)
+            (admin.public().bind(address).await.unwrap(), handle)
         });
         let url = admin.url();
         let page = runtime.spawn(admin.serve());

@@ -25,7 +25,7 @@ use crate::dynamic::{Body, Failure, Parts, accepted, item, reply};
 use crate::json::{read, read_arguments};
 
 /// The header with a time limit, milliseconds.
-const TIMEOUT: &str = "rpc-timeout-ms";
+pub(crate) const TIMEOUT: &str = "rpc-timeout-ms";
 const LINES: &str = "application/x-ndjson";
 const EVENTS: &str = "text/event-stream";
 

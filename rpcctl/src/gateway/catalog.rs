@@ -116,7 +116,7 @@ impl Catalog {
         });
         let entry = match parts {
             Ok(parts) => {
-                let descriptor = descriptor(&info, &lines);
+                let descriptor = descriptor(&info, lines.clone())?;
                 let parts = Box::leak(Box::new(parts));
                 Entry::Callable(Arc::new(Method { info, descriptor, parts, lines }))
             }

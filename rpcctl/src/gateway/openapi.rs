@@ -6,6 +6,8 @@
 use rpc_schema::schema::{Id, Int, Schema, Type};
 use serde_json::{Map, Value, json};
 
+use super::answer::METADATA;
+use super::calls::TIMEOUT;
 use super::catalog::Method;
 
 /// The document for these methods.
@@ -24,7 +26,19 @@ pub(crate) fn document<'a>(methods: impl Iterator<Item = &'a Method>, server: &s
         "openapi": "3.1.0",
         "info": { "title": format!("Services of {server}"), "version": env!("CARGO_PKG_VERSION") },
         "paths": paths,
-        "components": { "schemas": components },
+        "components": { "schemas": components, "parameters": { "Timeout": timeout() } },
+    })
+}
+
+fn timeout() -> Value {
+    json!({
+        "name": TIMEOUT,
+        "in": "header",
+        "description": format!(
+            "How much time the call has, milliseconds. Headers that begin with `{METADATA}` carry \
+             metadata, as does `authorization`."
+        ),
+        "schema": { "type": "integer", "minimum": 0 },
     })
 }
 
@@ -87,11 +101,18 @@ impl Types<'_> {
         let result = |id: Option<Id>| id.map_or_else(|| json!({}), |id| self.reference(id));
         let answer = match info.streams_results {
             false => json!({ "application/json": { "schema": result(method.parts.result) } }),
-            true => json!({ "application/x-ndjson": { "schema": { "anyOf": [
-                { "type": "object", "properties": { "item": result(method.parts.item) } },
-                { "type": "object", "properties": { "result": result(method.parts.result) } },
-                { "$ref": "#/components/schemas/Error" },
-            ] } } }),
+            true => json!({
+                "application/x-ndjson": { "schema": { "anyOf": [
+                    { "type": "object", "properties": { "item": result(method.parts.item) } },
+                    { "type": "object", "properties": { "result": result(method.parts.result) } },
+                    { "$ref": "#/components/schemas/Error" },
+                ] } },
+                "text/event-stream": { "schema": {
+                    "type": "string",
+                    "description": "With the header `Accept: text/event-stream`: an event for each \
+                                    item, then one named `result` or `error`.",
+                } },
+            }),
         };
         let error = json!({ "application/json": {
             "schema": { "$ref": "#/components/schemas/Error" },
@@ -100,6 +121,7 @@ impl Types<'_> {
             "operationId": self.name,
             "tags": [service],
             "description": info.docs,
+            "parameters": [{ "$ref": "#/components/parameters/Timeout" }],
             "requestBody": { "required": true, "content": request },
             "responses": {
                 "200": { "description": "The result.", "content": answer },

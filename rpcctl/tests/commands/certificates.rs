@@ -104,7 +104,8 @@ fn servers_with_tls_are_called() {
         ("tcp", Protection::Encrypt, "encrypt"),
         ("tcp", Protection::Authenticate, "authenticate"),
     ] {
-        let allow = Allow::nobody().rule(&["spiffe://dev.local/client"], &["*", "rpc.Reflect.*"]);
+        let allow = Allow::nobody()
+            .rule(&["spiffe://dev.local/client"], &["*", "rpc.Reflect.*", "rpc.Stats.*"]);
         let (tls, allow) = (server.clone().protection(protection), allow.unwrap());
         let world = World::start(scheme, |builder| builder.reflection().tls(tls).allow(allow));
         let id = ["--tls", &dir, "--expect-peer", "spiffe://dev.local/server"];
@@ -113,6 +114,12 @@ fn servers_with_tls_are_called() {
         world.bad("list", &[], "", &["this server requires TLS"]);
         let other = ["--tls", &dir, "--expect-peer", "spiffe://dev.local/other"];
         world.bad("list", &[&other[..], &said].concat(), "", &["expects spiffe://dev.local/other"]);
+        let top = world.good("top", &[&id[..], &said, &["-n", "1"]].concat(), "");
+        let level = if said[1] == "encrypt" { "Encrypt" } else { "Authenticate" };
+        let row = top.lines().find(|line| line.contains("/client at "));
+        assert!(row.is_some_and(|row| row.contains(level)), "{top}");
+        // A plain client, and one that expects another server.
+        assert!(top.contains("denied 2, failed 0"), "{top}");
         match scheme {
             // The host in the address is the name.
             "tcp" => {

@@ -200,7 +200,9 @@ fn headers_carry_metadata_and_deadlines() {
     let world = World::with_all("tcp");
     let gateway = Gateway::start(&world.address, &[]);
     let user = [JSON, "rpc-metadata-user: Ada"];
-    assert_eq!(gateway.ask("POST /Store/who", &user, "{}").with(200).json(), json!("Ada"));
+    let who = gateway.ask("POST /Store/who", &user, "{}").with(200);
+    assert_eq!(who.json(), json!("Ada"));
+    assert!(who.head.contains("rpc-metadata-served-by: shelf 7"), "{who:?}");
     let limit = [JSON, "rpc-timeout-ms: 20"];
     let late = gateway.ask("POST /Store/never", &limit, "{}").with(504).json();
     assert_eq!(late["error"]["code"], json!("DeadlineExceeded"));
@@ -239,6 +241,61 @@ fn a_signal_ends_the_gateway_in_order() {
 }
 
 #[test]
+fn requests_in_progress_end_after_the_signal() {
+    let world = World::with_all("tcp");
+    let mut gateway = Gateway::start(&world.address, &["--max-requests", "1"]);
+    let mut waiting = gateway.send(&format!(
+        "POST /Store/sum HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n{LINES}\r\n\r\n{{}}\n1\n"
+    ));
+    while gateway.post("/Store/who", "{}").status != 503 {}
+    let pid = gateway.child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    // It takes no more connections from now on.
+    while TcpStream::connect(&gateway.at).is_ok() {}
+    waiting.write_all(b"41\n\n").unwrap();
+    let mut text = String::new();
+    waiting.read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200 ") && text.ends_with("\r\n\r\n42\n"), "{text}");
+    assert!(gateway.child.wait().unwrap().success());
+}
+
+#[test]
+fn broken_http_harms_nobody() {
+    let world = World::with_all("tcp");
+    let gateway = Gateway::start(&world.address, &["--max-body", "1000", "--max-requests", "2"]);
+    let head = format!("POST /Store/sum HTTP/1.1\r\nHost: localhost\r\n{LINES}\r\n");
+    let chunked = format!("{head}Transfer-Encoding: chunked\r\n\r\n");
+    let long = format!("{head}X: {}\r\n\r\n", "x".repeat(200_000));
+    let many = format!("{head}{}\r\n", "X: y\r\n".repeat(5_000));
+    let broken = [
+        ("\0\u{1}\u{2}\r\n\r\n", "400"),
+        ("POST /Store/sum HTTP/9.9\r\n\r\n", "400"),
+        (&long, "431"),
+        (&many, "431"),
+        (&format!("{head}Content-Length: -1\r\n\r\n"), "400"),
+        (&format!("{head}Content-Length: 3\r\nContent-Length: 4\r\n\r\n{{}}\n"), "400"),
+        (&format!("{chunked}zz\r\n{{}}\r\n"), "400"),
+        (&format!("{chunked}ffffffffffffffff0\r\n{{}}\r\n"), "400"),
+        (&format!("{chunked}{:x}\r\n{}\r\n0\r\n\r\n", 4000, "1".repeat(4000)), "400"),
+    ];
+    for (request, status) in broken {
+        let mut stream = gateway.send(request);
+        let _ = stream.shutdown(Shutdown::Write);
+        let mut text = String::new();
+        // It may be reset before all of the request is read.
+        let _ = stream.read_to_string(&mut text);
+        let expected = format!("HTTP/1.1 {status} ");
+        let shown = &request[..request.len().min(200)];
+        assert!(text.is_empty() || text.starts_with(&expected), "{shown:?}: {text}");
+        assert_eq!(gateway.post("/Store/who", "{}").with(200).json(), json!("nobody"));
+    }
+    // Heads that never end hold no place of a request.
+    let slow: Vec<_> = (0..50).map(|_| gateway.send("POST /Store/sum HTTP/1.1\r\nHost:")).collect();
+    assert_eq!(gateway.post("/Store/who", "{}").with(200).json(), json!("nobody"));
+    drop(slow);
+}
+
+#[test]
 fn openapi_describes_all_methods_and_types() {
     let world = World::with_all("tcp");
     let gateway = Gateway::start(&world.address, &[]);
@@ -266,6 +323,9 @@ fn openapi_describes_all_methods_and_types() {
     assert_eq!(shape["oneOf"][0], json!({ "const": "Point" }));
     let counts = &document["paths"]["/Store/count"]["post"]["responses"]["200"]["content"];
     assert!(counts["application/x-ndjson"]["schema"]["anyOf"].is_array(), "{counts}");
+    assert_eq!(counts["text/event-stream"]["schema"]["type"], json!("string"), "{counts}");
+    let timeout = resolve(&echo["parameters"][0]);
+    assert_eq!(timeout["name"], json!("rpc-timeout-ms"), "{timeout}");
 }
 
 fn collect(value: &Value, into: &mut Vec<String>) {

@@ -118,6 +118,7 @@ impl Store for Empty {
     }
 
     async fn who(&self) -> String {
+        Context::set_reply_metadata("served-by", "shelf 7").unwrap();
         Context::current().metadata().text("user").unwrap_or("nobody").to_owned()
     }
 
