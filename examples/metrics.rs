@@ -16,7 +16,8 @@ pub(crate) async fn listen(
     stats: StatsHandle,
     health: HealthReporter,
 ) -> io::Result<SocketAddr> {
-    let metrics = Metrics::new(stats).health(&health).bind(address).await?;
+    // Who gives an address says who reaches it.
+    let metrics = Metrics::new(stats).health(&health).public().bind(address).await?;
     let address = metrics.local_address();
     tokio::spawn(metrics.serve());
     Ok(address)

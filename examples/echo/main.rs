@@ -54,7 +54,7 @@ fn link() -> LinkConfig {
 async fn run(options: &RunOptions) -> Result<(), EchoError> {
     let mut signals = rpc_core::signal::shutdown();
     let mut server = tokio::select! {
-        started = ServerProcess::start(&options.address, options.calls.poll) => started?,
+        started = ServerProcess::start(options) => started?,
         () = &mut signals => return Err(EchoError::Interrupted),
     };
     let process = server.id().map_or_else(String::new, |id| format!(", process {id}"));
@@ -78,13 +78,12 @@ async fn run(options: &RunOptions) -> Result<(), EchoError> {
 
 /// Connects, calls, reports.
 async fn client(address: &str, options: &CallOptions) -> Result<(), EchoError> {
-    let channel = Channel::builder()
+    let channel = (options.tls.secure(Channel::builder())?)
         .codec(options.codec.into())
         .poll_mode(options.poll.into())
         .link(link())
         .connect(address)
-        .await
-        .map_err(EchoError::Connect)?;
+        .await?;
     let client = EchoClient::new(channel);
     report::path(&examples::channel::path(client.channel()))?;
     report::heading(options)?;

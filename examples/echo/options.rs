@@ -3,6 +3,7 @@
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, value_parser};
 use examples::options::{CodecName, Poll, between_processes};
+use examples::tls::{ClientTls, ServerTls};
 use examples::units::parse_bytes;
 use rpc_core::Address;
 
@@ -78,6 +79,9 @@ pub(crate) struct ServerOptions {
     /// End when stdin does: for a server that must not outlive who started it
     #[arg(long, hide = true)]
     pub(crate) until_stdin_closes: bool,
+
+    #[command(flatten)]
+    pub(crate) tls: ServerTls,
 }
 
 /// The calls to make.
@@ -108,6 +112,9 @@ pub(crate) struct CallOptions {
     /// How arguments and results are encoded
     #[arg(long, value_enum, default_value_t)]
     pub(crate) codec: CodecName,
+
+    #[command(flatten)]
+    pub(crate) tls: ClientTls,
 }
 
 impl CallOptions {

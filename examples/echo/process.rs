@@ -7,12 +7,12 @@ use std::io;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use examples::options::{Poll, word};
-use rpc_core::Address;
+use examples::options::word;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use super::error::EchoError;
+use super::options::RunOptions;
 
 /// Longest time from the start to `READY`.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -30,11 +30,12 @@ pub(crate) struct ServerProcess {
 
 impl ServerProcess {
     /// Starts this program once more, as a server, and waits until it accepts.
-    pub(crate) async fn start(address: &Address, poll: Poll) -> Result<Self, EchoError> {
+    pub(crate) async fn start(options: &RunOptions) -> Result<Self, EchoError> {
         let mut child = Command::new(std::env::current_exe()?)
             .arg("server")
-            .arg(address.to_string())
-            .args(["--poll", &word(poll), "--until-stdin-closes"])
+            .arg(options.address.to_string())
+            .args(["--poll", &word(options.calls.poll), "--until-stdin-closes"])
+            .args(options.calls.tls.of_server().arguments())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)

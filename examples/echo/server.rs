@@ -12,7 +12,8 @@ use super::service::{EchoServer, Echoing};
 /// Serves until Ctrl-C or SIGTERM.
 pub(crate) async fn serve(options: &ServerOptions) -> Result<(), EchoError> {
     let signals = signal::shutdown();
-    let server = Server::builder()
+    let server = Server::builder();
+    let server = (options.tls.secure(server)?)
         .add_service(EchoServer::new(Echoing))
         .link(super::link())
         .poll_mode(options.poll.into())

@@ -34,7 +34,6 @@ async fn connect_with(
         .poll_mode(args.poll.into())
         .link(link())
         .default_timeout(timeout);
-    #[cfg(feature = "tls")]
     let builder = args.tls.secure(builder).map_err(CommandError::Connect)?;
     let channel = if args.wait {
         args.address.connect_lazy(builder.wait_for_ready(true))

@@ -111,7 +111,6 @@ pub(crate) async fn serve(args: &ServeArgs) -> Result<(), CommandError> {
         let etcd = args.advertise.iter().fold(etcd.clone(), |it, at| it.advertise(at.clone()));
         server = server.register(args.zone.iter().fold(etcd, Etcd::zone));
     }
-    #[cfg(feature = "tls")]
     let server = args.tls.secure(server).map_err(CommandError::Listen)?;
     serving::serve(server, &args.server, &args.addresses, metrics::listen).await?;
     let stats = store.stats();

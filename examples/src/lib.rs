@@ -7,6 +7,5 @@ pub mod logging;
 pub mod options;
 pub mod serving;
 pub mod testing;
-#[cfg(feature = "tls")]
 pub mod tls;
 pub mod units;

@@ -1,28 +1,37 @@
-//! Certificates of the programs, from a directory as `rpcctl cert dev` writes it.
+//! `--tls`: certificates of the programs, from a directory as `rpcctl cert dev` writes it. Programs
+//! that are built without the feature `tls` lack the option.
 
+use std::ffi::OsString;
+#[cfg(feature = "tls")]
 use std::path::{Path, PathBuf};
+#[cfg(feature = "tls")]
 use std::time::Duration;
 
+#[cfg(feature = "tls")]
 use rpc_core::security::{Tls, TlsError};
 use rpc_core::{ChannelBuilder, ConnectError, ListenError, ServerBuilder};
 
+#[cfg(feature = "tls")]
 const RELOAD_EVERY: Duration = Duration::from_secs(30);
 
-/// The client's end of `--tls`.
-#[derive(Debug, clap::Args)]
+/// The client's end of `--tls`, and both ends of a program that has two.
+#[derive(Debug, Clone, clap::Args)]
 pub struct ClientTls {
-    /// Connect with TLS: a directory with client.pem, client-key.pem and ca.pem
+    /// Connect with TLS: a directory with client.pem, client-key.pem and ca.pem, and those of the
+    /// server if this program starts it
+    #[cfg(feature = "tls")]
     #[arg(long, value_name = "DIR", help_heading = "Connection")]
-    pub tls: Option<PathBuf>,
+    tls: Option<PathBuf>,
 
     /// The SPIFFE id that the server must prove
+    #[cfg(feature = "tls")]
     #[arg(
         long,
         value_name = "SPIFFE_ID",
         default_value = "spiffe://dev.local/server",
         help_heading = "Connection"
     )]
-    pub expect_peer: String,
+    expect_peer: String,
 }
 
 impl ClientTls {
@@ -31,9 +40,32 @@ impl ClientTls {
     /// # Errors
     /// [`ConnectError::Config`]: a file cannot be used.
     pub fn secure(&self, channel: ChannelBuilder) -> Result<ChannelBuilder, ConnectError> {
-        let Some(directory) = &self.tls else { return Ok(channel) };
-        let tls = load(directory, "client").map_err(|it| ConnectError::Config(it.to_string()))?;
-        Ok(channel.tls(tls.expect_peer(&self.expect_peer)))
+        #[cfg(feature = "tls")]
+        if let Some(directory) = &self.tls {
+            let tls = load(directory, "client");
+            let tls = tls.map_err(|error| ConnectError::Config(error.to_string()))?;
+            return Ok(channel.tls(tls.expect_peer(&self.expect_peer)));
+        }
+        Ok(channel)
+    }
+
+    /// The other end, from the same directory.
+    #[must_use]
+    pub fn of_server(&self) -> ServerTls {
+        ServerTls {
+            #[cfg(feature = "tls")]
+            tls: self.tls.clone(),
+        }
+    }
+
+    /// Arguments that say the same to another process.
+    #[must_use]
+    pub fn arguments(&self) -> Vec<OsString> {
+        #[cfg_attr(not(feature = "tls"), expect(unused_mut, reason = "nothing to say"))]
+        let mut arguments = self.of_server().arguments();
+        #[cfg(feature = "tls")]
+        arguments.extend(["--expect-peer".into(), (&self.expect_peer).into()]);
+        arguments
     }
 }
 
@@ -41,8 +73,9 @@ impl ClientTls {
 #[derive(Debug, clap::Args)]
 pub struct ServerTls {
     /// Serve with TLS: a directory with server.pem, server-key.pem and ca.pem
+    #[cfg(feature = "tls")]
     #[arg(long, value_name = "DIR")]
-    pub tls: Option<PathBuf>,
+    tls: Option<PathBuf>,
 }
 
 impl ServerTls {
@@ -51,12 +84,27 @@ impl ServerTls {
     /// # Errors
     /// [`ListenError::Config`]: a file cannot be used.
     pub fn secure(&self, server: ServerBuilder) -> Result<ServerBuilder, ListenError> {
-        let Some(directory) = &self.tls else { return Ok(server) };
-        let tls = load(directory, "server").map_err(|it| ListenError::Config(it.to_string()))?;
-        Ok(server.tls(tls))
+        #[cfg(feature = "tls")]
+        if let Some(directory) = &self.tls {
+            let tls = load(directory, "server");
+            let tls = tls.map_err(|error| ListenError::Config(error.to_string()))?;
+            return Ok(server.tls(tls));
+        }
+        Ok(server)
+    }
+
+    /// Arguments that say the same to another process.
+    #[must_use]
+    pub fn arguments(&self) -> Vec<OsString> {
+        #[cfg(feature = "tls")]
+        if let Some(directory) = &self.tls {
+            return vec!["--tls".into(), directory.into()];
+        }
+        Vec::new()
     }
 }
 
+#[cfg(feature = "tls")]
 fn load(directory: &Path, role: &str) -> Result<Tls, TlsError> {
     let file = |name: String| directory.join(name);
     let (cert, key) = (file(format!("{role}.pem")), file(format!("{role}-key.pem")));

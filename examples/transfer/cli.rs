@@ -98,7 +98,6 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
 
-    #[cfg(feature = "tls")]
     #[command(flatten)]
     pub(crate) tls: examples::tls::ServerTls,
 }
@@ -118,7 +117,6 @@ pub(crate) struct ConnectArgs {
     #[arg(long, value_enum, default_value_t, help_heading = "Connection")]
     pub(crate) codec: CodecName,
 
-    #[cfg(feature = "tls")]
     #[command(flatten)]
     pub(crate) tls: examples::tls::ClientTls,
 }

@@ -14,7 +14,6 @@ pub(crate) async fn connect(args: &ConnectArgs) -> Result<FilesClient, CommandEr
         .poll_mode(args.poll.into())
         // The knowledge of the other side's files ends with the connection.
         .reconnect(None);
-    #[cfg(feature = "tls")]
     let builder = args.tls.secure(builder).map_err(CommandError::Connect)?;
     let channel = builder.connect(args.address.to_string()).await;
     Ok(FilesClient::new(channel.map_err(CommandError::Connect)?))

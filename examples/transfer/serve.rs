@@ -39,7 +39,6 @@ fn open(dir: &Path, create: bool) -> Result<Tree, CommandError> {
 pub(crate) async fn serve(args: &ServeArgs) -> Result<(), CommandError> {
     let tree = open(&args.dir, args.create)?;
     let builder = builder(LocalFiles::new(tree));
-    #[cfg(feature = "tls")]
     let builder = args.tls.secure(builder).map_err(CommandError::Listen)?;
     Ok(serving::serve(builder, &args.server, &args.addresses, metrics::listen).await?)
 }

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
+use examples::tls::ClientTls;
 
 /// A shop of three processes. Places orders while two of the processes are killed in turn, and
 /// checks that none was lost.
@@ -65,6 +66,9 @@ pub(crate) struct RunOptions {
     /// Keep running after the check, until Ctrl-C, so that the admin pages can be viewed
     #[arg(long)]
     pub(crate) stay: bool,
+
+    #[command(flatten)]
+    pub(crate) tls: ClientTls,
 }
 
 /// The arguments of a process of the shop.
@@ -85,6 +89,9 @@ pub(crate) struct Role {
     /// Where to serve its metrics for Prometheus
     #[arg(long)]
     pub(crate) metrics: Option<SocketAddr>,
+    /// The certificates of both of its ends
+    #[command(flatten)]
+    pub(crate) tls: ClientTls,
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use examples::tls::ClientTls;
 use hyper::{Method, StatusCode};
 use rpc_core::Channel;
 use tokio::task::JoinSet;
@@ -48,6 +49,7 @@ struct Shop {
     orders: Process,
     gateway: Process,
     folder: PathBuf,
+    tls: ClientTls,
 }
 
 impl Drop for Shop {
@@ -122,13 +124,15 @@ async fn open(options: &RunOptions) -> Result<Shop> {
         Over::Tcp => "tcp://127.0.0.1:0".to_owned(),
     };
     let journal = |role: &str| folder.join(role).display().to_string();
+    let tls = &options.tls;
     let more = ["--journal", &journal("inventory")];
-    let inventory = Process::start("inventory", &listen("inventory"), of_inventory, &more).await?;
+    let inventory =
+        Process::start("inventory", &listen("inventory"), of_inventory, tls, &more).await?;
     let more = ["--journal", &journal("orders"), "--upstream", &inventory.address];
-    let orders = Process::start("orders", &listen("orders"), of_orders, &more).await?;
+    let orders = Process::start("orders", &listen("orders"), of_orders, tls, &more).await?;
     let more = ["--upstream", &orders.address];
-    let gateway = Process::start("gateway", "127.0.0.1:0", None, &more).await?;
-    Ok(Shop { inventory, orders, gateway, folder })
+    let gateway = Process::start("gateway", "127.0.0.1:0", None, tls, &more).await?;
+    Ok(Shop { inventory, orders, gateway, folder, tls: tls.clone() })
 }
 
 /// Stops the servers, one after the other, while all buyers buy.
@@ -235,8 +239,8 @@ async fn deadline(shop: &Shop) -> Result<StatusCode> {
 }
 
 fn inventory(shop: &Shop) -> Result<InventoryClient> {
-    let channel = Channel::builder().wait_for_ready(true).connect_lazy(&shop.inventory.address)?;
-    Ok(InventoryClient::new(channel))
+    let builder = shop.tls.secure(Channel::builder())?.wait_for_ready(true);
+    Ok(InventoryClient::new(builder.connect_lazy(&shop.inventory.address)?))
 }
 
 async fn report(

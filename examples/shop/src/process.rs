@@ -1,10 +1,12 @@
 //! A process of the shop: started, killed, and restarted at the same address.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use examples::tls::ClientTls;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
@@ -20,7 +22,8 @@ pub(crate) struct Process {
     child: Child,
     /// The process ends with it. Not left in `child`, whose `wait` would close it.
     stdin: Option<ChildStdin>,
-    arguments: Vec<String>,
+    role: &'static str,
+    arguments: Vec<OsString>,
     /// Where it listens.
     pub(crate) address: String,
     /// Where its admin page is.
@@ -38,22 +41,19 @@ struct Ready {
 
 impl Process {
     pub(crate) async fn start(
-        role: &str,
+        role: &'static str,
         listen: &str,
         metrics: Option<SocketAddr>,
+        tls: &ClientTls,
         more: &[&str],
     ) -> Result<Self> {
-        let mut arguments: Vec<String> = vec![role.to_owned()];
-        arguments.extend(more.iter().map(|it| (*it).to_owned()));
+        let mut arguments = tls.arguments();
+        arguments.extend(more.iter().map(Into::into));
         let metrics = metrics.map(|address| address.to_string());
-        let launched = launch(&arguments, listen, "127.0.0.1:0", metrics.as_deref()).await?;
+        let launched = launch(role, &arguments, listen, "127.0.0.1:0", metrics.as_deref()).await?;
         let (mut child, Ready { address, admin, metrics }) = launched;
         let stdin = child.stdin.take();
-        Ok(Self { child, stdin, arguments, address, admin, metrics })
-    }
-
-    fn role(&self) -> &str {
-        &self.arguments[0]
+        Ok(Self { child, stdin, role, arguments, address, admin, metrics })
     }
 
     /// SIGKILL, and a restart at the same addresses.
@@ -67,9 +67,9 @@ impl Process {
         let id = self.child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
         kill_process(id.context("it ended on its own")?, Signal::TERM)?;
         let ended = tokio::time::timeout(PATIENCE, self.child.wait()).await;
-        let status = ended.with_context(|| format!("{} does not drain", self.role()))??;
+        let status = ended.with_context(|| format!("{} does not drain", self.role))??;
         if !status.success() {
-            bail!("{} has not drained: {status}", self.role());
+            bail!("{} has not drained: {status}", self.role);
         }
         self.restart().await
     }
@@ -79,7 +79,7 @@ impl Process {
         let begin = Instant::now();
         let (mut child, ..) = loop {
             let metrics = self.metrics.as_deref();
-            match launch(&self.arguments, &self.address, &self.admin, metrics).await {
+            match launch(self.role, &self.arguments, &self.address, &self.admin, metrics).await {
                 Ok(launched) => break launched,
                 Err(error) if begin.elapsed() > FREED => return Err(error),
                 Err(_) => tokio::time::sleep(RETRY).await,
@@ -92,14 +92,15 @@ impl Process {
 }
 
 async fn launch(
-    arguments: &[String],
+    role: &str,
+    arguments: &[OsString],
     listen: &str,
     admin: &str,
     metrics: Option<&str>,
 ) -> Result<(Child, Ready)> {
-    let role = &arguments[0];
     let admin = if admin == "-" { "127.0.0.1:0" } else { admin };
     let mut child = Command::new(std::env::current_exe()?)
+        .arg(role)
         .args(arguments)
         .args(["--listen", listen, "--admin", admin])
         .args(metrics.iter().flat_map(|address| ["--metrics", *address]))

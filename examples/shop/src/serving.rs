@@ -23,7 +23,7 @@ pub(crate) async fn serve(
 ) -> Result<()> {
     let mut signals = rpc_core::signal::shutdown();
     let (recent, health) = (Recent::new(), HealthReporter::new());
-    let server = Server::builder()
+    let server = (role.tls.of_server().secure(Server::builder())?)
         .interceptor(recent.clone())
         .add_service(service)
         .health(&health)
@@ -37,7 +37,7 @@ pub(crate) async fn serve(
     let admin = admin.bind(role.admin).await?;
     let metrics = match role.metrics {
         Some(address) => {
-            let mut metrics = Metrics::new(server.stats_handle()).health(&health);
+            let mut metrics = Metrics::new(server.stats_handle()).health(&health).public();
             if let Some(channel) = upstream {
                 metrics = metrics.channel("upstream", channel);
             }
@@ -78,5 +78,6 @@ pub(crate) fn journal(role: &Role) -> Result<Arc<Mutex<Journal>>> {
 /// A channel that waits for a server that is away, and retries idempotent calls.
 pub(crate) fn upstream(role: &Role) -> Result<Channel> {
     let address = role.upstream.as_deref().context("--upstream is missing")?;
-    Ok(Channel::builder().wait_for_ready(true).connect_lazy(address)?)
+    let builder = role.tls.secure(Channel::builder())?;
+    Ok(builder.wait_for_ready(true).connect_lazy(address)?)
 }
