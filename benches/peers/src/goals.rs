@@ -27,10 +27,24 @@ struct Goal {
     least: f64,
 }
 
+#[cfg(feature = "tonic")]
+const TLS: &str = "rpc-over-rdma/tcp-tls";
+
 const GOALS: &[Goal] = &[
     Goal { ours: "rpc-over-rdma/tcp", peer: "ruapc/tcp", columns: &ALL, least: 1.0 },
     #[cfg(feature = "rdma")]
     Goal { ours: "rpc-over-rdma/rdma", peer: "ruapc/rdma", columns: &ALL, least: 1.0 },
+    #[cfg(feature = "tonic")]
+    Goal { ours: TLS, peer: "tonic/tcp-tls", columns: &[Column::Rate], least: 5.0 },
+    #[cfg(feature = "tonic")]
+    Goal { ours: TLS, peer: "tonic/tcp-tls", columns: &[Column::P50], least: 4.0 },
+    #[cfg(feature = "tonic")]
+    Goal {
+        ours: TLS,
+        peer: "tonic/tcp-tls",
+        columns: &[Column::UpOne, Column::DownOne],
+        least: 2.0,
+    },
     #[cfg(feature = "iceoryx2")]
     Goal {
         ours: "rpc-over-rdma/shm-bulk",

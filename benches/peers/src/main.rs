@@ -1,6 +1,8 @@
 //! This framework next to its peers, in one interleaved run, as one table.
 
+mod certificates;
 mod columns;
+mod connections;
 #[cfg(feature = "capnp")]
 #[rustfmt::skip]
 #[allow(warnings, clippy::all, clippy::pedantic, reason = "generated")]
@@ -54,6 +56,10 @@ struct Options {
     /// twenty does.
     #[arg(long, conflicts_with_all = ["rounds", "json", "plot", "list"])]
     goals: bool,
+    /// Measures instead what connections of this framework over TCP cost with TLS, beside plain
+    /// ones.
+    #[arg(long, conflicts_with_all = ["rounds", "json", "plot", "list", "goals"])]
+    connections: bool,
     /// Prints the names of the rows and ends.
     #[arg(long)]
     list: bool,
@@ -90,6 +96,10 @@ fn run() -> Result<ExitCode> {
         "this process may use one CPU only, and client and server need one each; `taskset -p $$` shows which",
     )?;
     let plan = Plan { duration: Duration::from_millis(options.duration) };
+    if options.connections {
+        connections::run(plan.duration, cpus)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if options.goals {
         goals::run(&rows, &plan, cpus)?;
         return Ok(ExitCode::SUCCESS);

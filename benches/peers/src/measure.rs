@@ -81,6 +81,11 @@ pub(crate) async fn small_calls<C: Client>(client: C, plan: &Plan) -> Result<Num
     tokio::time::timeout(plan.patience(), measured).await.context("it hangs")?
 }
 
+/// Small calls per second, many at once.
+pub(crate) async fn small_rate<C: Client>(client: &C, duration: Duration) -> Result<f64> {
+    run(client, Kind::Echo, IN_FLIGHT, duration).await
+}
+
 /// Large payloads, both ways.
 pub(crate) async fn large_calls<C: Client>(
     client: C,

@@ -50,9 +50,19 @@ fn complete(peer: &str, overs: &[&str]) {
 fn ours() {
     let mut rows = round("rpc-over-rdma/");
     has(&rows.remove("rpc-over-rdma/shm-bulk").unwrap(), &LARGE);
-    assert_eq!(rows.len(), 5, "{:?}", rows.keys());
+    assert_eq!(rows.len(), 6, "{:?}", rows.keys());
     for row in rows.values() {
         has(row, &[SMALL, LARGE].concat());
+    }
+}
+
+#[test]
+fn connections_are_measured_with_and_without_tls() {
+    let output = peers(&["--connections", "--duration", "50"]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    for part in ["TLS takes ", "plain: ", "TLS: ", " new connections/s"] {
+        assert!(said.contains(part), "{part}: {said}");
     }
 }
 
@@ -81,7 +91,7 @@ fn tarpc() {
 #[cfg(feature = "tonic")]
 #[test]
 fn tonic() {
-    complete("tonic", &["tcp", "unix"]);
+    complete("tonic", &["tcp", "tcp-tls", "unix"]);
 }
 
 #[cfg(feature = "capnp")]
@@ -127,7 +137,8 @@ fn unknown_row_lists_the_valid_ones() {
 
 #[test]
 fn the_goals_are_looked_at_column_by_column() {
-    let output = peers(&["--goals", "--duration", "2", "--only", "/tcp"]);
+    let rows = "rpc-over-rdma/tcp,ruapc/tcp";
+    let output = peers(&["--goals", "--duration", "2", "--only", rows]);
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(said.starts_with("rpc-over-rdma/tcp, speed of ruapc/tcp's"), "{said}");
     for column in

@@ -1,25 +1,30 @@
 //! This framework. Default settings except for the poll mode: `shm`, `tcp` and `mem` wait in the
 //! default mode (poll for a while, then sleep), `shm-busy` always polls and `shm-event` never does.
-//! `shm-bulk` sends registered memory where the others send `Bytes`. With feature `rdma` also over
-//! verbs.
+//! `shm-bulk` sends registered memory where the others send `Bytes`, and `tcp-tls` encrypts with
+//! certificates at both ends. With feature `rdma` also over verbs.
 
+use std::path::Path;
 use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
-use rpc_core::{Bulk, BulkPool, Channel, Context, PollMode, Server};
+use rpc_core::security::Tls;
+use rpc_core::{Bulk, BulkPool, Channel, ChannelBuilder, Context, PollMode, Server};
 use rpc_perf::cores::{self, CpuPair};
 use rpc_perf::pages::{PAGE_BYTES, look};
+use rpc_perf::server_process::ServerProcess;
 
+use crate::certificates::{Certificates, SERVER_NAME};
 use crate::columns::Numbers;
 use crate::measure::{self, Client, FILL, LARGE_BYTES, Plan};
 use crate::row::{Row, block_on, served};
 use crate::server;
 
 const PEER: &str = "rpc-over-rdma";
+const TCP: &str = "tcp://127.0.0.1:0";
 
 pub(crate) fn rows() -> Vec<Row> {
-    let overs = ["shm", "shm-busy", "shm-event", "shm-bulk", "tcp"];
+    let overs = ["shm", "shm-busy", "shm-event", "shm-bulk", "tcp", "tcp-tls"];
     let mut rows = served(PEER, overs, measure_process, serve);
     #[cfg(feature = "rdma")]
     rows.extend(served(PEER, ["rdma", "rdma-busy", "rdma-bulk"], measure_process, serve));
@@ -104,7 +109,17 @@ fn mode(row: Row) -> PollMode {
 
 async fn bind(row: Row, place: &str) -> Result<Server> {
     let builder = Server::builder().add_service(EchoServer::new(Store::new()));
-    Ok(builder.poll_mode(mode(row)).bind(place).await?)
+    let builder = builder.poll_mode(mode(row));
+    if row.over == "tcp-tls" {
+        let certificates = Path::new(place);
+        return Ok(builder.tls(tls(certificates, "server")?).bind(TCP).await?);
+    }
+    Ok(builder.bind(place).await?)
+}
+
+fn tls(certificates: &Path, role: &str) -> Result<Tls> {
+    let file = |end| certificates.join(format!("{role}{end}"));
+    Ok(Tls::from_pem(file(".pem"), file("-key.pem"), certificates.join("ca.pem"))?)
 }
 
 fn serve(row: Row, place: &str) -> Result<()> {
@@ -116,15 +131,35 @@ fn serve(row: Row, place: &str) -> Result<()> {
 }
 
 fn measure_process(row: Row, plan: &Plan, cpus: CpuPair) -> Result<Numbers> {
+    let (server, certificates) = start(row, cpus)?;
+    block_on(async {
+        let channel = builder(row, &certificates)?.connect(server.address()).await?;
+        measure(row, channel, plan).await
+    })
+}
+
+/// The server of a row as a process, and its certificates.
+pub(crate) fn start(row: Row, cpus: CpuPair) -> Result<(ServerProcess, Certificates)> {
+    let certificates = Certificates::of(row)?;
     let place = match row.over {
-        "tcp" => "tcp://127.0.0.1:0".to_owned(),
+        "tcp" => TCP.to_owned(),
+        "tcp-tls" => certificates.place().to_owned(),
         over if over.starts_with("rdma") => {
             format!("rdma://{}:0", crate::server::rdma_device_address()?)
         }
         over => format!("shm://peers-{}-{over}", std::process::id()),
     };
-    let server = server::start(row, &place, cpus)?;
-    block_on(measure(row, server.address(), plan))
+    Ok((server::start(row, &place, cpus)?, certificates))
+}
+
+/// For channels to that server.
+pub(crate) fn builder(row: Row, certificates: &Certificates) -> Result<ChannelBuilder> {
+    let builder = Channel::builder().poll_mode(mode(row));
+    if row.over == "tcp-tls" {
+        let tls = tls(Path::new(certificates.place()), "client")?;
+        return Ok(builder.tls(tls.server_name(SERVER_NAME)));
+    }
+    Ok(builder)
 }
 
 /// The server is a thread.
@@ -141,21 +176,26 @@ fn measure_thread(row: Row, plan: &Plan, cpus: CpuPair) -> Result<Numbers> {
         })
     });
     let address = address.recv().context("the server has ended early")?;
-    let measured = block_on(measure(row, &address, plan));
+    let measured = block_on(async { measure(row, Channel::connect(&address).await?, plan).await });
     drop(stop);
     thread.join().map_err(|_| anyhow::anyhow!("the server panicked"))??;
     measured
 }
 
-async fn measure(row: Row, address: &str, plan: &Plan) -> Result<Numbers> {
-    let client = EchoClient::new(Channel::builder().poll_mode(mode(row)).connect(address).await?);
+async fn measure(row: Row, channel: Channel, plan: &Plan) -> Result<Numbers> {
+    let client = EchoClient::new(channel);
     if row.over.ends_with("-bulk") {
         let mut numbers = Numbers::default();
         let payload = registered(&client.channel().bulk_pool());
         measure::large_calls(WithBulk { client, payload }, plan, &mut numbers).await?;
         return Ok(numbers);
     }
-    measure::all(WithBytes { client, payload: vec![FILL; LARGE_BYTES].into() }, plan).await
+    measure::all(with_bytes(client.channel().clone()), plan).await
+}
+
+/// A client whose payloads are `Bytes`.
+pub(crate) fn with_bytes(channel: Channel) -> impl Client {
+    WithBytes { client: EchoClient::new(channel), payload: vec![FILL; LARGE_BYTES].into() }
 }
 
 #[derive(Clone)]

@@ -1,5 +1,6 @@
-//! tonic: gRPC without TLS and without compression, messages of one `bytes` field that prost takes
-//! without a copy; `TCP_NODELAY`, and HTTP/2 windows that hold four large payloads.
+//! tonic: gRPC without compression, messages of one `bytes` field that prost takes without a copy;
+//! `TCP_NODELAY`, and HTTP/2 windows that hold four large payloads. `tcp-tls` has certificates at
+//! both ends, checked by rustls with ring.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -8,7 +9,9 @@ use std::task::{Context, Poll};
 
 use ::tonic::body::Body;
 use ::tonic::server::{NamedService, UnaryService};
-use ::tonic::transport::{Channel, Endpoint, Server};
+use ::tonic::transport::{
+    Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig,
+};
 use ::tonic::{Request, Response, Status};
 use anyhow::Result;
 use bytes::Bytes;
@@ -19,6 +22,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic_prost::ProstCodec;
 
+use crate::certificates::{self, Certificates, SERVER_NAME};
 use crate::columns::Numbers;
 use crate::measure::{self, Client, FILL, LARGE_BYTES, Plan};
 use crate::row::{Row, block_on, served};
@@ -28,12 +32,13 @@ use crate::socket_file::SocketFile;
 /// Windows of a stream and of a connection.
 const WINDOW_BYTES: u32 = 8 << 20;
 
+const TCP: &str = "127.0.0.1:0";
 const ECHO: &str = "/peers.Echo/Echo";
 const PUT: &str = "/peers.Echo/Put";
 const GET: &str = "/peers.Echo/Get";
 
 pub(crate) fn rows() -> Vec<Row> {
-    served("tonic", ["tcp", "unix"], measure, serve)
+    served("tonic", ["tcp", "tcp-tls", "unix"], measure, serve)
 }
 
 /// The message type of both directions.
@@ -100,12 +105,18 @@ impl tower_service::Service<http::Request<Body>> for Echo {
 
 fn serve(row: Row, place: &str) -> Result<()> {
     block_on(async {
-        let router = Server::builder()
+        let (mut builder, mut place) = (Server::builder(), place);
+        if row.over == "tcp-tls" {
+            let (identity, authority) = identity(place, "server")?;
+            let tls = ServerTlsConfig::new().identity(identity).client_ca_root(authority);
+            (builder, place) = (builder.tls_config(tls)?, TCP);
+        }
+        let router = builder
             .tcp_nodelay(true)
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES)
             .add_service(Echo(vec![FILL; LARGE_BYTES].into()));
-        if row.over == "tcp" {
+        if row.over.starts_with("tcp") {
             let listener = TcpListener::bind(place).await?;
             server::ready(listener.local_addr()?)?;
             router.serve_with_incoming(TcpListenerStream::new(listener)).await?;
@@ -119,12 +130,21 @@ fn serve(row: Row, place: &str) -> Result<()> {
 }
 
 fn measure(row: Row, plan: &Plan, cpus: CpuPair) -> Result<Numbers> {
-    let socket = SocketFile::new(row);
-    let place = if row.over == "tcp" { "127.0.0.1:0" } else { socket.path() };
+    let (socket, certificates) = (SocketFile::new(row), Certificates::of(row)?);
+    let (place, scheme) = match row.over {
+        "tcp" => (TCP, "http"),
+        "tcp-tls" => (certificates.place(), "https"),
+        _ => (socket.path(), "unix"),
+    };
     let server = server::start(row, place, cpus)?;
-    let scheme = if row.over == "tcp" { "http" } else { "unix" };
     block_on(async {
-        let channel = Endpoint::from_shared(format!("{scheme}://{}", server.address()))?
+        let mut endpoint = Endpoint::from_shared(format!("{scheme}://{}", server.address()))?;
+        if row.over == "tcp-tls" {
+            let (identity, authority) = identity(place, "client")?;
+            let tls = ClientTlsConfig::new().identity(identity).ca_certificate(authority);
+            endpoint = endpoint.tls_config(tls.domain_name(SERVER_NAME))?;
+        }
+        let channel = endpoint
             .tcp_nodelay(true)
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES)
@@ -133,6 +153,13 @@ fn measure(row: Row, plan: &Plan, cpus: CpuPair) -> Result<Numbers> {
         let client = tonic::client::Grpc::new(channel);
         measure::all(Caller { client, payload: vec![FILL; LARGE_BYTES].into() }, plan).await
     })
+}
+
+/// A certificate with its key, and the authority.
+fn identity(certificates: &str, role: &str) -> Result<(Identity, Certificate)> {
+    let read = |name: &str| certificates::read(certificates, name);
+    let identity = Identity::from_pem(read(role)?, read(&format!("{role}-key"))?);
+    Ok((identity, Certificate::from_pem(read("ca")?)))
 }
 
 #[derive(Clone)]
