@@ -188,6 +188,7 @@ impl HostilePeer {
             SendOp::SendWithImm(_) => Capabilities::IMMEDIATE,
             SendOp::WriteWithImm(..) => Capabilities::WRITE_WITH_IMM,
             SendOp::Read { .. } => Capabilities::READ,
+            SendOp::Bind => Capabilities::WINDOWS,
             SendOp::Send | SendOp::Write(_) => Capabilities::NONE,
         };
         // Otherwise it would be refused, and the test would prove nothing.
@@ -293,7 +294,8 @@ impl fmt::Debug for HostilePeer {
 /// The bytes of frames, by hand (`docs/wire-format.md`).
 pub mod bytes {
     pub use test_kit::hostile::frames::{
-        data, hello, is_grown, link_header, segment, session_header, session_of, widening,
+        data, hello, hello_with, is_grown, link_header, segment, session_header, session_of,
+        widening,
     };
 
     /// A request with a signature, and a deadline if one is given (µs).

@@ -28,6 +28,7 @@
 pub mod agent;
 pub mod chain;
 pub mod changed;
+pub mod depot;
 pub mod device;
 pub mod flow;
 pub mod hostile;

@@ -63,11 +63,12 @@ impl World {
     }
 
     async fn start_here(address: String, options: &[&str]) -> Self {
-        let (mut next, mut max_calls) = (None, None);
+        let (mut next, mut max_calls, mut depot) = (None, None, None);
         for option in options.chunks(2) {
             match *option {
                 ["--next", address] => next = Some(address.to_owned()),
                 ["--max-calls", count] => max_calls = Some(count.parse().expect("a number")),
+                ["--depot", build] => depot = Some(build.parse().expect("a number")),
                 ref other => panic!("no such option for mem://: {other:?}"),
             }
         }
@@ -82,6 +83,9 @@ impl World {
             .poll_mode(PollMode::Event);
         if let Some(count) = max_calls {
             builder = builder.max_calls_per_connection(count);
+        }
+        if let Some(build) = depot {
+            builder = crate::depot::added_to(builder, build);
         }
         let server = builder.bind(&address).await.expect("the name is free");
         let task = tokio::spawn(async move { server.serve().await.expect("it listens") });

@@ -174,12 +174,30 @@ fn verbs_claims_have_tests_or_corrections() {
 /// Each promise of the guide about servers and registries that fail is tested.
 #[test]
 fn what_happens_when_is_tested() {
-    let chapter = std::fs::read_to_string(root().join("docs/guide/src/discovery.md"));
-    let chapter = chapter.expect("the chapter");
     let tables = ["What happens when", "With DNS", "With Kubernetes"];
-    let rows = tables.map(|table| rows_below(&chapter, &format!("\n## {table}\n"))).concat();
-    assert!(rows.len() > 20, "a table is gone, or this test no longer reads it");
-    let code = sources(&["rpc-discovery", "rpc-core", "tests"]);
+    let folders = ["rpc-discovery", "rpc-core", "tests"];
+    assert_tested("docs/guide/src/discovery.md", &tables, &folders, 20);
+}
+
+#[test]
+fn each_attack_has_a_test_that_exists() {
+    let tables = [
+        "Before a peer is known",
+        "Who a peer is",
+        "On a connection that is up",
+        "While certificates change",
+    ];
+    let folders = ["rpc-core", "rpc-transport", "models"];
+    assert_tested("docs/security-tests.md", &tables, &folders, 35);
+}
+
+/// Each row of these tables names tests in its third cell, and all of them exist.
+fn assert_tested(document: &str, tables: &[&str], folders: &[&str], least: usize) {
+    let text = std::fs::read_to_string(root().join(document)).expect("the document");
+    let rows = tables.iter().flat_map(|table| rows_below(&text, &format!("\n## {table}\n")));
+    let rows: Vec<_> = rows.collect();
+    assert!(rows.len() > least, "a table is gone, or this test no longer reads it");
+    let code = sources(folders);
     for row in rows {
         let &[event, promise, tests] = &*row else { panic!("not three cells: {row:?}") };
         assert!(!promise.is_empty(), "{event}");

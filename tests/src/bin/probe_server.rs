@@ -12,6 +12,7 @@ use rpc_core::transport::Isolation;
 use rpc_core::{LinkConfig, PollMode, Server};
 use tests::chain::{Chain, OrdersServer, PassageServer, ShopServer, StockServer};
 use tests::changed;
+use tests::depot;
 use tests::flow::{FlowServer, FlowService};
 use tests::journal::Journal;
 use tests::ledger::{FileLedger, LedgerServer};
@@ -30,6 +31,9 @@ struct Options {
     /// The server for nested calls.
     #[arg(long)]
     next: Option<String>,
+    /// Also serves the depot, as this version of it.
+    #[arg(long)]
+    depot: Option<u8>,
     #[arg(long)]
     max_calls: Option<u32>,
     #[arg(long)]
@@ -59,6 +63,12 @@ struct Options {
     /// A protection domain for each connection.
     #[arg(long)]
     isolated: bool,
+    /// A protection domain for each address.
+    #[arg(long)]
+    tenants: bool,
+    /// Arenas in no memory windows.
+    #[arg(long)]
+    no_windows: bool,
     #[arg(long)]
     keep_alive_ms: Option<u64>,
     /// Default: the value of `--keep-alive-ms`.
@@ -132,6 +142,12 @@ async fn bind(options: &Options, journal: Arc<Journal>) -> Server {
     if options.isolated {
         link = link.isolation(Isolation::PerConnection);
     }
+    if options.tenants {
+        link = link.isolation(Isolation::PerTenant);
+    }
+    if options.no_windows {
+        link = link.memory_windows(false);
+    }
     if let Some(interval) = options.keep_alive_ms.map(Duration::from_millis) {
         let timeout = options.keep_alive_timeout_ms.map_or(interval, Duration::from_millis);
         link = link.keep_alive(Some(interval)).keep_alive_timeout(timeout);
@@ -152,6 +168,9 @@ async fn bind(options: &Options, journal: Arc<Journal>) -> Server {
         .shards(options.shards);
     if let Some(path) = &options.ledger {
         builder = builder.add_service(LedgerServer::new(FileLedger::open(path)));
+    }
+    if let Some(build) = options.depot {
+        builder = depot::added_to(builder, build);
     }
     if let Some(count) = options.max_calls {
         builder = builder.max_calls_per_connection(count);

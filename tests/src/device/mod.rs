@@ -9,13 +9,17 @@
 //! receives, also in the programs that the tests start.
 //!
 //! With the feature `tls` and `RPC_TEST_TLS=1` servers and channels that are configured here have
-//! TLS, also in the programs that the tests start. Their keys are of no use for anything else.
+//! TLS, also in the programs that the tests start. Their keys are of no use for anything else. With
+//! `RPC_TEST_TLS=authenticate` they prove who they are and do not encrypt, with
+//! `RPC_TEST_TLS=local` frames are encrypted over shared memory, too.
 
 use rpc_core::transport::FaultPlan;
 use rpc_core::{Channel, ChannelBuilder, LinkConfig, Server, ServerBuilder};
-use rpc_transport::device::fault::PROFILES;
+use rpc_transport::connect::schemes;
+use rpc_transport::device::Capabilities;
 #[cfg(feature = "verbs")]
-use rpc_transport::device::{Capabilities, DeviceAttributes};
+use rpc_transport::device::DeviceAttributes;
+use rpc_transport::device::fault::{DeviceProfile, PROFILES};
 
 /// Configures a server.
 ///
@@ -100,7 +104,15 @@ fn channel_with_tls(channel: ChannelBuilder) -> ChannelBuilder {
 
 #[cfg(feature = "tls")]
 fn tls(own: &str, peer: &str) -> rpc_core::security::Tls {
-    rpc_core::security::Tls::raw_keys(own, [peer]).expect("keys of these tests")
+    use rpc_core::identity::Protection;
+    use rpc_core::security::{Local, Tls};
+
+    let tls = Tls::raw_keys(own, [peer]).expect("keys of these tests");
+    match std::env::var("RPC_TEST_TLS").as_deref() {
+        Ok("authenticate") => tls.protection(Protection::Authenticate),
+        Ok("local") => tls.local(Local::Encrypt),
+        _ => tls,
+    }
 }
 
 /// Whether `RPC_TEST_DEVICE` names a device.
@@ -145,11 +157,26 @@ fn rdma_device() -> DeviceAttributes {
 }
 
 fn plan() -> Option<FaultPlan> {
+    chosen().map(|profile| FaultPlan::new(1).profile(profile))
+}
+
+/// Whether servers that are configured here have these abilities at such an address.
+///
+/// # Panics
+/// When nobody listens there.
+pub async fn has(address: &str, capabilities: Capabilities) -> bool {
+    let address = address.parse().expect("an address");
+    let way = schemes::resolve(&address).await.expect("a server");
+    let lacks = chosen().map_or(Capabilities::NONE, |profile| profile.lacks);
+    way.outgoing.device().attributes().capabilities.without(lacks).contains(capabilities)
+}
+
+fn chosen() -> Option<&'static DeviceProfile> {
     let driver = std::env::var("RPC_TEST_DEVICE").ok()?;
     let usable = || PROFILES.into_iter().filter(|profile| profile.has_rc);
     let profile = usable().find(|profile| profile.driver == driver).unwrap_or_else(|| {
         let known: Vec<_> = usable().map(|profile| profile.driver).collect();
         panic!("RPC_TEST_DEVICE is one of {}", known.join(", "))
     });
-    Some(FaultPlan::new(1).profile(profile))
+    Some(profile)
 }

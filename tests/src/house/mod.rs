@@ -61,7 +61,11 @@ fn long_files(files: &Files) -> Vec<String> {
 }
 
 fn without_tests(text: &str) -> &str {
-    text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default()
+    let begins = |found: &(usize, &str)| {
+        let rest = &text[found.0 + found.1.len()..];
+        rest.strip_prefix("pub(super) ").unwrap_or(rest).starts_with("mod tests {")
+    };
+    text.match_indices("#[cfg(test)]\n").find(begins).map_or(text, |(at, _)| &text[..at])
 }
 
 fn line_count(text: &str) -> usize {
@@ -128,7 +132,7 @@ pub fn numbers() -> Vec<Number> {
         Number::of("names at the root of rpc_core", root, 25),
         Number::of("private functions named once", once, private * 8 / 100),
         Number {
-            bound: 100_500,
+            bound: 102_000,
             ..Number::new("production lines", production_lines(&rust), 73_000)
         },
     ]

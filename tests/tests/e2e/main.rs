@@ -81,6 +81,7 @@ mod cycles;
 mod health;
 mod hostile_client;
 mod hostile_server;
+mod hostile_types;
 mod idle;
 mod initial_metadata;
 mod interceptors;
@@ -99,8 +100,10 @@ mod random_frames;
 #[cfg(feature = "verbs")]
 mod rdma_only;
 mod reflection;
+mod rolling_types;
 mod runtimes;
 mod shutdown;
 mod stats;
+mod stolen_keys;
 mod stop_serving;
 mod streams;

@@ -5,18 +5,16 @@ use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
 use futures::future::{join_all, try_join_all};
-use rpc_core::service::Dispatch;
 use rpc_core::transport::Isolation;
 use rpc_core::{Bulk, LinkConfig};
 use rpc_transport::device::{Capabilities, RemoteSlice};
-use rpc_transport::protocol::handshake::{Features, Offer};
-use tests::hostile::bytes::{data, hello, link_header, request, session_of};
-use tests::hostile::{Heard, HostilePeer};
+use tests::hostile::HostilePeer;
+use tests::hostile::bytes::{data, hello};
 use tests::limit;
-use tests::probe::{ProbeClient, ProbeServer};
+use tests::probe::ProbeClient;
 use tests::process::output_there;
 use tests::scheme::Scheme;
-use tests::service::{ProbeService, checksum, pattern};
+use tests::service::{checksum, pattern};
 use tests::world::World;
 
 use crate::SERVER;
@@ -112,66 +110,6 @@ fn isolated_connections_have_own_domains_over_rdma() {
         let link = LinkConfig::default().isolation(Isolation::PerConnection);
         let client = world.client_with(|builder| builder.link(link)).await;
         assert_eq!(client.add(1, 1).await, Ok(2));
-    });
-}
-
-/// A peer that uses arenas, and the arena that the server advertised.
-async fn peer_with_arena(address: &str) -> (HostilePeer, RemoteSlice) {
-    let features = Features::ACK_IMMEDIATE.with(Features::ARENA);
-    let offer = Offer::new(&LinkConfig::default(), features, 7);
-    let peer = HostilePeer::connect_saying(address, &offer.to_request()).await;
-    let mut peer = peer.expect("an honest handshake");
-    peer.send(&data(&hello(0)));
-    // A Release frame with only the STARVED flag.
-    peer.send(&link_header(3, 0x20, 0, 0));
-    loop {
-        let Heard::Frame(frame, _) = peer.hear().await else { panic!("the server is gone") };
-        // ARENA, and no SEGMENT before it; operation 0 advertises.
-        if frame[1] & 0x03 != 0x02 || frame[8] != 0 {
-            continue;
-        }
-        let rkey = frame[16..20].try_into().map(u32::from_le_bytes).expect("four bytes");
-        let address = frame[24..32].try_into().map(u64::from_le_bytes).expect("eight bytes");
-        return (peer, RemoteSlice { address, rkey });
-    }
-}
-
-/// Whether the server still answers a peer: `Probe.nothing` in an unused slot.
-async fn is_served(peer: &mut HostilePeer, slot: u32) -> bool {
-    let server = ProbeServer::new(ProbeService::default());
-    let methods = server.descriptor().methods;
-    let nothing = methods.iter().find(|method| method.name == "Probe.nothing").expect("there");
-    peer.send(&data(&request(slot, 1, nothing, None, b"")));
-    loop {
-        match peer.hear().await {
-            Heard::Gone => return false,
-            Heard::Frame(frame, _) if session_of(&frame) == Some((3, 0, slot)) => return true,
-            Heard::Frame(..) => {}
-        }
-    }
-}
-
-/// The two settings of [`Isolation`]: the abilities of a peer that has learned another connection's
-/// key.
-#[test]
-fn foreign_keys_need_a_shared_domain_over_rdma() {
-    limit::run(async {
-        for (options, is_shared) in [(&[][..], true), (&["--isolated"][..], false)] {
-            let world = World::start_with(SERVER, Scheme::Rdma, options).await;
-            let honest = world.client().await;
-            let (mut owner, arena) = peer_with_arena(&world.address).await;
-            let (mut thief, own) = peer_with_arena(&world.address).await;
-            assert_ne!(arena.rkey, own.rkey);
-            // Its own arena accepts its writes, under either setting.
-            thief.write(own, &[1; 4096]);
-            assert!(is_served(&mut thief, 0).await);
-            thief.write(arena, &[0xab; 4096]);
-            assert_eq!(is_served(&mut thief, 1).await, is_shared, "{options:?}");
-            // Only the thief's connection ends, without effect on other calls.
-            assert!(is_served(&mut owner, 0).await, "{options:?}");
-            let payload = pattern(300_000, 3);
-            assert_eq!(honest.echo(&payload).await.as_ref(), Ok(&payload));
-        }
     });
 }
 

@@ -60,11 +60,20 @@ pub fn session_header(
 /// The first session frame of a peer that accepts `max_calls` calls.
 #[must_use]
 pub fn hello(max_calls: u32) -> Vec<u8> {
+    hello_with(max_calls, 0, None)
+}
+
+/// A hello with features, and the windows of streams: items and bytes.
+#[must_use]
+pub fn hello_with(max_calls: u32, features: u64, window: Option<(u32, u32)>) -> Vec<u8> {
     let mut frame = session_header(1, 0, 0, 0, 0, 0);
     frame.extend_from_slice(&1_u16.to_le_bytes());
     frame.extend_from_slice(&1_u16.to_le_bytes());
     frame.extend_from_slice(&max_calls.to_le_bytes());
-    frame.extend_from_slice(&0_u64.to_le_bytes());
+    frame.extend_from_slice(&features.to_le_bytes());
+    for word in window.into_iter().flat_map(|(items, bytes)| [items, bytes]) {
+        frame.extend_from_slice(&word.to_le_bytes());
+    }
     frame
 }
 
