@@ -7,6 +7,7 @@
 //! The format's own bounds on depth and memory hold: each level here is one of the format's.
 
 mod access;
+mod ask;
 mod number;
 mod skip;
 
@@ -14,10 +15,13 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, Visitor};
 
-use self::access::{Contents, Entries, Fields, Parts};
-use self::number::{Float, Whole};
+use self::access::Contents;
+use self::ask::{
+    Anything, Ask, Bool, ByteBuf, Bytes, Char, Enum, F32, F64, I8, I16, I32, I64, I128, Map, Maybe,
+    Newtype, Seq, Str, String, Struct, Tuple, TupleStruct, U8, U16, U32, U64, U128, Unit,
+    UnitStruct,
+};
 use crate::plan::{Chosen, Op, OpId, Plan};
-use crate::schema::Int;
 
 /// Where in a value, for errors.
 #[derive(Clone, Copy)]
@@ -120,80 +124,12 @@ impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Part<'_, S> {
     }
 }
 
-/// What a type asks its format for.
-#[derive(Clone, Copy)]
-enum Ask {
-    Bool,
-    Int(Int),
-    F32,
-    F64,
-    Char,
-    Str,
-    String,
-    Bytes,
-    ByteBuf,
-    Option,
-    Unit,
-    UnitStruct(&'static str),
-    Newtype(&'static str),
-    Seq,
-    Tuple(usize),
-    TupleStruct(&'static str, usize),
-    Map,
-    Struct(&'static str, &'static [&'static str]),
-    Enum(&'static str, &'static [&'static str]),
-    Anything,
-}
-
-impl Ask {
-    /// Asks a format.
-    fn of<'de, D: Deserializer<'de>, V: Visitor<'de>>(
-        self,
-        from: D,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        match self {
-            Self::Bool => from.deserialize_bool(visitor),
-            Self::Int(int) => ask_int(int, from, visitor),
-            Self::F32 => from.deserialize_f32(visitor),
-            Self::F64 => from.deserialize_f64(visitor),
-            Self::Char => from.deserialize_char(visitor),
-            Self::Str => from.deserialize_str(visitor),
-            Self::String => from.deserialize_string(visitor),
-            Self::Bytes => from.deserialize_bytes(visitor),
-            Self::ByteBuf => from.deserialize_byte_buf(visitor),
-            Self::Option => from.deserialize_option(visitor),
-            Self::Unit => from.deserialize_unit(visitor),
-            Self::UnitStruct(name) => from.deserialize_unit_struct(name, visitor),
-            Self::Newtype(name) => from.deserialize_newtype_struct(name, visitor),
-            Self::Seq => from.deserialize_seq(visitor),
-            Self::Tuple(len) => from.deserialize_tuple(len, visitor),
-            Self::TupleStruct(name, len) => from.deserialize_tuple_struct(name, len, visitor),
-            Self::Map => from.deserialize_map(visitor),
-            Self::Struct(name, fields) => from.deserialize_struct(name, fields, visitor),
-            Self::Enum(name, variants) => from.deserialize_enum(name, variants, visitor),
-            Self::Anything => from.deserialize_any(visitor),
+macro_rules! asks {
+    ($($method:ident($($arg:ident: $ty:ty),*) $ask:expr;)*) => {$(
+        fn $method<V: Visitor<'de>>(self, $($arg: $ty,)* visitor: V) -> Result<V::Value, D::Error> {
+            self.read($ask, visitor)
         }
-    }
-}
-
-fn ask_int<'de, D: Deserializer<'de>, V: Visitor<'de>>(
-    int: Int,
-    from: D,
-    visitor: V,
-) -> Result<V::Value, D::Error> {
-    match int {
-        Int::I8 => from.deserialize_i8(visitor),
-        Int::I16 => from.deserialize_i16(visitor),
-        Int::I32 => from.deserialize_i32(visitor),
-        Int::I64 => from.deserialize_i64(visitor),
-        Int::I128 => from.deserialize_i128(visitor),
-        Int::U8 => from.deserialize_u8(visitor),
-        Int::U16 => from.deserialize_u16(visitor),
-        Int::U32 => from.deserialize_u32(visitor),
-        Int::U64 => from.deserialize_u64(visitor),
-        Int::U128 => from.deserialize_u128(visitor),
-    }
+    )*};
 }
 
 /// A deserializer of what differs.
@@ -202,59 +138,27 @@ struct Resolved<'p, D> {
     from: D,
 }
 
-impl<'de, D: Deserializer<'de>> Resolved<'_, D> {
-    fn read<V: Visitor<'de>>(self, ask: Ask, visitor: V) -> Result<V::Value, D::Error> {
+impl<'de, 'p, D: Deserializer<'de>> Resolved<'p, D> {
+    fn read<A: Ask, V: Visitor<'de>>(self, ask: A, visitor: V) -> Result<V::Value, D::Error> {
         let Self { at, from } = self;
-        let At { plan, op, path } = at;
-        match (&plan.ops[op], ask) {
-            (Op::Same, ask) => ask.of(from, visitor),
-            (Op::Refused(what), _) => Err(path.error(what)),
-            (Op::Unwrap(op), ask) => {
+        match &at.plan.ops[at.op] {
+            Op::Same => ask.of(from, visitor),
+            Op::Refused(what) => Err(at.path.error(what)),
+            Op::Unwrap(op) => {
                 from.deserialize_option(Unwrap { at: At { op: *op, ..at }, ask, visitor })
             }
-            // Has no bytes of its own.
-            (_, Ask::Newtype(_)) => visitor.visit_newtype_struct(Self { at, from }),
-            (Op::Some(op), Ask::Option) => {
-                visitor.visit_some(Resolved { at: At { op: *op, ..at }, from })
-            }
-            (Op::Option(op), Ask::Option) => {
-                from.deserialize_option(Optional { at: At { op: *op, ..at }, visitor })
-            }
-            (Op::Int(written), Ask::Int(to)) => {
-                ask_int(*written, from, Whole { to, path, visitor })
-            }
-            (Op::Float(true), Ask::F32) => {
-                from.deserialize_f64(Float { is_double: false, path, visitor })
-            }
-            (Op::Float(false), Ask::F64) => {
-                from.deserialize_f32(Float { is_double: true, path, visitor })
-            }
-            (Op::Sequence(op), Ask::Seq) => {
-                from.deserialize_seq(Parts::each(At { op: *op, ..at }, visitor))
-            }
-            (Op::Map(key, value), Ask::Map) => {
-                from.deserialize_map(Entries::new(at, *key, *value, visitor))
-            }
-            (Op::Tuple(ops), Ask::Tuple(_) | Ask::TupleStruct(..)) => {
-                from.deserialize_tuple(ops.len(), Parts::tuple(at, ops, visitor))
-            }
-            (Op::Struct(parts), Ask::Struct(..)) => {
-                from.deserialize_tuple(parts.len(), Fields::new(at, parts, visitor))
-            }
-            (Op::Enum(chosen), Ask::Enum(name, variants)) => {
-                from.deserialize_enum(name, variants, Variants { at, chosen, visitor })
-            }
-            _ => Err(path.error("the type asks for something else than its schema says")),
+            op => ask.of_other(op, Self { at, from }, visitor),
         }
     }
-}
 
-macro_rules! asks {
-    ($($method:ident($($arg:ident: $ty:ty),*) $ask:expr;)*) => {$(
-        fn $method<V: Visitor<'de>>(self, $($arg: $ty,)* visitor: V) -> Result<V::Value, D::Error> {
-            self.read($ask, visitor)
-        }
-    )*};
+    /// The part that another op reads.
+    fn then(self, op: OpId) -> Self {
+        Self { at: At { op, ..self.at }, from: self.from }
+    }
+
+    fn mismatch<T>(&self) -> Result<T, D::Error> {
+        Err(self.at.path.error("the type asks for something else than its schema says"))
+    }
 }
 
 impl<'de, D: Deserializer<'de>> Deserializer<'de> for Resolved<'_, D> {
@@ -265,50 +169,50 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Resolved<'_, D> {
     }
 
     asks! {
-        deserialize_any() Ask::Anything;
-        deserialize_bool() Ask::Bool;
-        deserialize_i8() Ask::Int(Int::I8);
-        deserialize_i16() Ask::Int(Int::I16);
-        deserialize_i32() Ask::Int(Int::I32);
-        deserialize_i64() Ask::Int(Int::I64);
-        deserialize_i128() Ask::Int(Int::I128);
-        deserialize_u8() Ask::Int(Int::U8);
-        deserialize_u16() Ask::Int(Int::U16);
-        deserialize_u32() Ask::Int(Int::U32);
-        deserialize_u64() Ask::Int(Int::U64);
-        deserialize_u128() Ask::Int(Int::U128);
-        deserialize_f32() Ask::F32;
-        deserialize_f64() Ask::F64;
-        deserialize_char() Ask::Char;
-        deserialize_str() Ask::Str;
-        deserialize_string() Ask::String;
-        deserialize_bytes() Ask::Bytes;
-        deserialize_byte_buf() Ask::ByteBuf;
-        deserialize_option() Ask::Option;
-        deserialize_unit() Ask::Unit;
-        deserialize_unit_struct(name: &'static str) Ask::UnitStruct(name);
-        deserialize_newtype_struct(name: &'static str) Ask::Newtype(name);
-        deserialize_seq() Ask::Seq;
-        deserialize_tuple(len: usize) Ask::Tuple(len);
-        deserialize_tuple_struct(name: &'static str, len: usize) Ask::TupleStruct(name, len);
-        deserialize_map() Ask::Map;
+        deserialize_any() Anything();
+        deserialize_bool() Bool();
+        deserialize_i8() I8;
+        deserialize_i16() I16;
+        deserialize_i32() I32;
+        deserialize_i64() I64;
+        deserialize_i128() I128;
+        deserialize_u8() U8;
+        deserialize_u16() U16;
+        deserialize_u32() U32;
+        deserialize_u64() U64;
+        deserialize_u128() U128;
+        deserialize_f32() F32();
+        deserialize_f64() F64();
+        deserialize_char() Char();
+        deserialize_str() Str();
+        deserialize_string() String();
+        deserialize_bytes() Bytes();
+        deserialize_byte_buf() ByteBuf();
+        deserialize_option() Maybe();
+        deserialize_unit() Unit();
+        deserialize_unit_struct(name: &'static str) UnitStruct(name);
+        deserialize_newtype_struct(name: &'static str) Newtype(name);
+        deserialize_seq() Seq();
+        deserialize_tuple(len: usize) Tuple(len);
+        deserialize_tuple_struct(name: &'static str, len: usize) TupleStruct(name, len);
+        deserialize_map() Map();
         deserialize_struct(name: &'static str, fields: &'static [&'static str])
-            Ask::Struct(name, fields);
+            Struct(name, fields);
         deserialize_enum(name: &'static str, variants: &'static [&'static str])
-            Ask::Enum(name, variants);
-        deserialize_identifier() Ask::Anything;
-        deserialize_ignored_any() Ask::Anything;
+            Enum(name, variants);
+        deserialize_identifier() Anything();
+        deserialize_ignored_any() Anything();
     }
 }
 
 /// Visits an option of which the reader takes the value.
-struct Unwrap<'p, V> {
+struct Unwrap<'p, A, V> {
     at: At<'p>,
-    ask: Ask,
+    ask: A,
     visitor: V,
 }
 
-impl<'de, V: Visitor<'de>> Visitor<'de> for Unwrap<'_, V> {
+impl<'de, A: Ask, V: Visitor<'de>> Visitor<'de> for Unwrap<'_, A, V> {
     type Value = V::Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -9,8 +9,9 @@ use serde::de::{
     VariantAccess, Visitor,
 };
 
+use super::ask::{Ask, Struct, Tuple};
 use super::skip::Skip;
-use super::{Ask, At, Part, Step};
+use super::{At, Part, Step};
 use crate::plan::{self, Chosen, Op, OpId};
 use crate::schema::Id;
 
@@ -289,7 +290,7 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Contents<'_, A> {
     }
 
     fn tuple_variant<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, A::Error> {
-        self.read(Asked { ask: Ask::Tuple(len), visitor })
+        self.read(Asked { ask: Tuple(len), visitor })
     }
 
     fn struct_variant<V: Visitor<'de>>(
@@ -297,17 +298,17 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Contents<'_, A> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, A::Error> {
-        self.read(Asked { ask: Ask::Struct("", fields), visitor })
+        self.read(Asked { ask: Struct("", fields), visitor })
     }
 }
 
 /// Asks for something, and visits it.
-struct Asked<V> {
-    ask: Ask,
+struct Asked<A, V> {
+    ask: A,
     visitor: V,
 }
 
-impl<'de, V: Visitor<'de>> DeserializeSeed<'de> for Asked<V> {
+impl<'de, A: Ask, V: Visitor<'de>> DeserializeSeed<'de> for Asked<A, V> {
     type Value = V::Value;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<V::Value, D::Error> {

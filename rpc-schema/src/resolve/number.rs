@@ -1,93 +1,62 @@
-//! Numbers of another width than the one that is asked for.
+//! Whole numbers of another width than the one that is asked for.
 
 use std::fmt;
 
-use serde::de::{Error, Visitor};
+use serde::de::{Deserialize, Deserializer};
 
-use super::Path;
 use crate::schema::Int;
 
-/// Gives an integer in the width that is asked for.
-pub(super) struct Whole<'p, V> {
-    pub(super) to: Int,
-    pub(super) path: &'p Path<'p>,
-    pub(super) visitor: V,
+/// A whole number of any width.
+#[derive(Clone, Copy)]
+pub(super) enum Number {
+    Signed(i64),
+    Unsigned(u64),
+    // Numbers of this width are rare, and slow to take along with the others.
+    LongSigned(i128),
+    LongUnsigned(u128),
 }
 
-macro_rules! give {
-    ($($visit:ident $ty:ty),* $(,)?) => {$(
-        #[inline]
-        fn $visit<E: Error>(self, value: $ty) -> Result<V::Value, E> {
-            macro_rules! to {
-                ($give:ident) => {
-                    match value.try_into() {
-                        Ok(value) => self.visitor.$give(value),
-                        Err(_) => Err(self.path.error(format_args!(
-                            "{value} fits no {}", self.to.name()
-                        ))),
-                    }
-                };
-            }
-            match self.to {
-                Int::I8 => to!(visit_i8),
-                Int::I16 => to!(visit_i16),
-                Int::I32 => to!(visit_i32),
-                Int::I64 => to!(visit_i64),
-                Int::I128 => to!(visit_i128),
-                Int::U8 => to!(visit_u8),
-                Int::U16 => to!(visit_u16),
-                Int::U32 => to!(visit_u32),
-                Int::U64 => to!(visit_u64),
-                Int::U128 => to!(visit_u128),
-            }
-        }
-    )*};
-}
-
-impl<'de, V: Visitor<'de>> Visitor<'de> for Whole<'_, V> {
-    type Value = V::Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.visitor.expecting(f)
+impl Number {
+    /// Reads a number of this width.
+    // A call that returns a number of any kind passes it through memory.
+    #[inline(always)]
+    pub(super) fn read<'de, D: Deserializer<'de>>(width: Int, from: D) -> Result<Self, D::Error> {
+        Ok(match width {
+            Int::I8 => Self::Signed(i8::deserialize(from)?.into()),
+            Int::I16 => Self::Signed(i16::deserialize(from)?.into()),
+            Int::I32 => Self::Signed(i32::deserialize(from)?.into()),
+            Int::I64 => Self::Signed(i64::deserialize(from)?),
+            Int::I128 => Self::LongSigned(i128::deserialize(from)?),
+            Int::U8 => Self::Unsigned(u8::deserialize(from)?.into()),
+            Int::U16 => Self::Unsigned(u16::deserialize(from)?.into()),
+            Int::U32 => Self::Unsigned(u32::deserialize(from)?.into()),
+            Int::U64 => Self::Unsigned(u64::deserialize(from)?),
+            Int::U128 => Self::LongUnsigned(u128::deserialize(from)?),
+        })
     }
 
-    give! {
-        visit_i8 i8, visit_i16 i16, visit_i32 i32, visit_i64 i64, visit_i128 i128,
-        visit_u8 u8, visit_u16 u16, visit_u32 u32, visit_u64 u64, visit_u128 u128,
+    /// In another width, if it fits.
+    #[inline]
+    pub(super) fn to<T>(self) -> Option<T>
+    where
+        T: TryFrom<i64> + TryFrom<u64> + TryFrom<i128> + TryFrom<u128>,
+    {
+        match self {
+            Self::Signed(value) => value.try_into().ok(),
+            Self::Unsigned(value) => value.try_into().ok(),
+            Self::LongSigned(value) => value.try_into().ok(),
+            Self::LongUnsigned(value) => value.try_into().ok(),
+        }
     }
 }
 
-/// Gives a float in the other width.
-pub(super) struct Float<'p, V> {
-    /// It is made an `f64`.
-    pub(super) is_double: bool,
-    pub(super) path: &'p Path<'p>,
-    pub(super) visitor: V,
-}
-
-impl<'de, V: Visitor<'de>> Visitor<'de> for Float<'_, V> {
-    type Value = V::Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.visitor.expecting(f)
-    }
-
-    fn visit_f32<E: Error>(self, value: f32) -> Result<V::Value, E> {
-        match self.is_double {
-            true => self.visitor.visit_f64(value.into()),
-            false => self.visitor.visit_f32(value),
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Signed(value) => value.fmt(f),
+            Self::Unsigned(value) => value.fmt(f),
+            Self::LongSigned(value) => value.fmt(f),
+            Self::LongUnsigned(value) => value.fmt(f),
         }
-    }
-
-    fn visit_f64<E: Error>(self, value: f64) -> Result<V::Value, E> {
-        if self.is_double {
-            return self.visitor.visit_f64(value);
-        }
-        #[expect(clippy::cast_possible_truncation, reason = "rounded, as is every f32")]
-        let rounded = value as f32;
-        if rounded.is_infinite() && value.is_finite() {
-            return Err(self.path.error(format_args!("{value} fits no f32")));
-        }
-        self.visitor.visit_f32(rounded)
     }
 }
