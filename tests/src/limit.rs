@@ -7,6 +7,7 @@
 //!    processes ([`crate::process`]).
 
 use std::future::Future;
+use std::pin::Pin;
 use std::time::Duration;
 
 use rpc_core::{ChannelBuilder, PollMode};
@@ -71,6 +72,11 @@ pub fn run_single<F: Future<Output = ()>>(body: F) {
 /// # Panics
 /// When it does not end within [`LIMIT`].
 pub fn run_on<F: Future<Output = ()>>(builder: &mut Builder, body: F) {
+    // One type for all tests: a runtime for each takes long to compile.
+    run_boxed(builder, Box::pin(body));
+}
+
+fn run_boxed(builder: &mut Builder, body: Pin<Box<dyn Future<Output = ()> + '_>>) {
     let _watchdog = Watchdog::within(limit() + TAKE_DOWN);
     let runtime = builder.enable_all().build().expect("a runtime");
     block_on(&runtime, body);
