@@ -9,6 +9,7 @@
 mod access;
 mod ask;
 mod number;
+mod other;
 mod skip;
 
 use std::fmt;
@@ -17,10 +18,11 @@ use serde::de::{DeserializeSeed, Deserializer, Error, Visitor};
 
 use self::access::Contents;
 use self::ask::{
-    Anything, Ask, Bool, ByteBuf, Bytes, Char, Enum, F32, F64, I8, I16, I32, I64, I128, Map, Maybe,
+    Anything, Bool, ByteBuf, Bytes, Char, Enum, F32, F64, I8, I16, I32, I64, I128, Map, Maybe,
     Newtype, Seq, Str, String, Struct, Tuple, TupleStruct, U8, U16, U32, U64, U128, Unit,
     UnitStruct,
 };
+use self::other::Other;
 use crate::plan::{Chosen, Op, OpId, Plan};
 
 /// Where in a value, for errors.
@@ -139,7 +141,7 @@ struct Resolved<'p, D> {
 }
 
 impl<'de, 'p, D: Deserializer<'de>> Resolved<'p, D> {
-    fn read<A: Ask, V: Visitor<'de>>(self, ask: A, visitor: V) -> Result<V::Value, D::Error> {
+    fn read<A: Other, V: Visitor<'de>>(self, ask: A, visitor: V) -> Result<V::Value, D::Error> {
         let Self { at, from } = self;
         match &at.plan.ops[at.op] {
             Op::Same => ask.of(from, visitor),
@@ -171,16 +173,16 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Resolved<'_, D> {
     asks! {
         deserialize_any() Anything();
         deserialize_bool() Bool();
-        deserialize_i8() I8;
-        deserialize_i16() I16;
-        deserialize_i32() I32;
-        deserialize_i64() I64;
-        deserialize_i128() I128;
-        deserialize_u8() U8;
-        deserialize_u16() U16;
-        deserialize_u32() U32;
-        deserialize_u64() U64;
-        deserialize_u128() U128;
+        deserialize_i8() I8();
+        deserialize_i16() I16();
+        deserialize_i32() I32();
+        deserialize_i64() I64();
+        deserialize_i128() I128();
+        deserialize_u8() U8();
+        deserialize_u16() U16();
+        deserialize_u32() U32();
+        deserialize_u64() U64();
+        deserialize_u128() U128();
         deserialize_f32() F32();
         deserialize_f64() F64();
         deserialize_char() Char();
@@ -212,7 +214,7 @@ struct Unwrap<'p, A, V> {
     visitor: V,
 }
 
-impl<'de, A: Ask, V: Visitor<'de>> Visitor<'de> for Unwrap<'_, A, V> {
+impl<'de, A: Other, V: Visitor<'de>> Visitor<'de> for Unwrap<'_, A, V> {
     type Value = V::Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
