@@ -42,6 +42,20 @@ macro_rules! between_processes {
     };
 }
 
+/// Makes a test of each named function on every device between processes: for what takes long.
+macro_rules! between_devices {
+    ($($name:ident),* $(,)?) => {
+        mod between_devices {
+            use super::*;
+
+            on_scheme!(shm, ShmName, $($name),*);
+            on_scheme!(tcp, Tcp, $($name),*);
+            #[cfg(feature = "verbs")]
+            on_scheme!(rdma, Rdma, $($name),*);
+        }
+    };
+}
+
 /// Makes a test of each named function on every scheme.
 macro_rules! on_every_scheme {
     ($($name:ident),* $(,)?) => {

@@ -22,8 +22,11 @@ use tokio::task::JoinSet;
 
 use crate::{CLIENT, SERVER};
 
-between_processes! {
+between_devices! {
     a_gateway_survives_twenty_backend_kills,
+}
+
+between_processes! {
     a_rolling_restart_fails_no_call_at_all,
     a_rolling_restart_fails_no_call,
     a_stopped_and_resumed_server_is_found_again,

@@ -18,7 +18,7 @@ on_every_scheme! {
     each_build_calls_each_build,
 }
 
-between_processes! {
+between_devices! {
     a_rolling_restart_of_builds_refuses_nothing,
 }
 
