@@ -311,10 +311,10 @@ fn frames_that_name_wrong_memory_end_the_connection() {
 fn keys_change_under_traffic() {
     run("rekey", async {
         let mut world = World::new("tcp").await;
-        let ends = Ends::meet(&mut world, None, Habit::Echo).await;
-        ends.echo(b"before").await;
-        // The server has acknowledged nothing else, so nothing is under way.
         for border in 1..4 {
+            let ends = Ends::meet(&mut world, None, Habit::Echo).await;
+            ends.echo(b"before").await;
+            // The server has acknowledged nothing else, so nothing is under way.
             for end in [&ends.near, &ends.far] {
                 end.shard.skip_frames(end.key, border * REKEY_FRAMES - 9);
             }
@@ -322,8 +322,8 @@ fn keys_change_under_traffic() {
                 ends.echo(&[number; 30]).await;
             }
             ends.echo(&pattern(border, 500_000)).await;
+            ends.leave().await;
         }
-        ends.leave().await;
         world.end().await;
     });
 }
