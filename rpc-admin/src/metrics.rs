@@ -90,8 +90,8 @@ impl Metrics {
         self
     }
 
-    /// Lets everybody who reaches the address read the metrics, also beyond this machine. Who
-    /// listens there without `tls` has to say so.
+    /// Lets everybody who reaches the address read the metrics, also beyond this machine. An
+    /// address beyond this machine needs this or `tls`.
     #[must_use]
     pub fn public(mut self) -> Self {
         self.terms.is_public = true;

@@ -29,26 +29,35 @@ macro_rules! alike {
 
 alike! { Anything Bool Char Str String Bytes ByteBuf Unit UnitStruct }
 
-macro_rules! whole {
-    ($($name:ident $ty:ident $visit:ident;)*) => {$(
+/// Implements [`Other`] for a question, from: the question, how the writer's type is read, the
+/// format, and the visitor of the type.
+macro_rules! other {
+    ($name:ident, |$ask:pat_param, $op:ident, $from:ident, $visitor:ident| $value:expr) => {
         impl Other for $name {
             fn of_other<'de, 'p, D: Deserializer<'de>, V: Visitor<'de>>(
                 self,
-                op: &'p Op,
-                from: Resolved<'p, D>,
-                visitor: V,
+                $op: &'p Op,
+                $from: Resolved<'p, D>,
+                $visitor: V,
             ) -> Result<V::Value, D::Error> {
-                let Op::Int(written) = op else { return from.mismatch() };
-                let Resolved { at, from } = from;
-                let number = Number::read(*written, from)?;
-                match number.to() {
-                    Some(value) => visitor.$visit(value),
-                    None => {
-                        Err(at.path.error(format_args!("{number} fits no {}", stringify!($ty))))
-                    }
-                }
+                let $ask = self;
+                $value
             }
         }
+    };
+}
+
+macro_rules! whole {
+    ($($name:ident $ty:ident $visit:ident;)*) => {$(
+        other!($name, |_, op, from, visitor| {
+            let Op::Int(written) = op else { return from.mismatch() };
+            let Resolved { at, from } = from;
+            let number = Number::read(*written, from)?;
+            match number.to() {
+                Some(value) => visitor.$visit(value),
+                None => Err(at.path.error(format_args!("{number} fits no {}", stringify!($ty)))),
+            }
+        });
     )*};
 }
 
@@ -65,138 +74,65 @@ whole! {
     U128 u128 visit_u128;
 }
 
-impl Other for F32 {
-    fn of_other<'de, 'p, D: Deserializer<'de>, V: Visitor<'de>>(
-        self,
-        op: &'p Op,
-        from: Resolved<'p, D>,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        let Op::Float(true) = op else { return from.mismatch() };
-        let Resolved { at, from } = from;
-        let value = f64::deserialize(from)?;
-        #[expect(clippy::cast_possible_truncation, reason = "rounded, as is every f32")]
-        let rounded = value as f32;
-        if rounded.is_infinite() && value.is_finite() {
-            return Err(at.path.error(format_args!("{value} fits no f32")));
+other!(F32, |_, op, from, visitor| {
+    let Op::Float(true) = op else { return from.mismatch() };
+    let Resolved { at, from } = from;
+    let value = f64::deserialize(from)?;
+    #[expect(clippy::cast_possible_truncation, reason = "rounded, as is every f32")]
+    let rounded = value as f32;
+    if rounded.is_infinite() && value.is_finite() {
+        return Err(at.path.error(format_args!("{value} fits no f32")));
+    }
+    visitor.visit_f32(rounded)
+});
+
+other!(F64, |_, op, from, visitor| {
+    match op {
+        Op::Float(false) => visitor.visit_f64(f32::deserialize(from.from)?.into()),
+        _ => from.mismatch(),
+    }
+});
+
+other!(Maybe, |_, op, from, visitor| {
+    match op {
+        Op::Some(op) => visitor.visit_some(from.then(*op)),
+        Op::Option(op) => {
+            let Resolved { at, from } = from.then(*op);
+            from.deserialize_option(Optional { at, visitor })
         }
-        visitor.visit_f32(rounded)
+        _ => from.mismatch(),
     }
-}
+});
 
-impl Other for F64 {
-    fn of_other<'de, 'p, D: Deserializer<'de>, V: Visitor<'de>>(
-        self,
-        op: &'p Op,
-        from: Resolved<'p, D>,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        match op {
-            Op::Float(false) => visitor.visit_f64(f32::deserialize(from.from)?.into()),
-            _ => from.mismatch(),
-        }
-    }
-}
+// Has no bytes of its own.
+other!(Newtype, |_, _op, from, visitor| visitor.visit_newtype_struct(from));
 
-impl Other for Maybe {
-    fn of_other<'de, 'p, D: Deserializer<'de>, V: Visitor<'de>>(
-        self,
-        op: &'p Op,
-        from: Resolved<'p, D>,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        match op {
-            Op::Some(op) => visitor.visit_some(from.then(*op)),
-            Op::Option(op) => {
-                let Resolved { at, from } = from.then(*op);
-                from.deserialize_option(Optional { at, visitor })
-            }
-            _ => from.mismatch(),
-        }
-    }
-}
+other!(Seq, |_, op, from, visitor| {
+    let Op::Sequence(op) = op else { return from.mismatch() };
+    let Resolved { at, from } = from.then(*op);
+    from.deserialize_seq(Parts::each(at, visitor))
+});
 
-impl Other for Newtype {
-    // Has no bytes of its own.
-    fn of_other<'de, 'p, D: Deserializer<'de>, V: Visitor<'de>>(
-        self,
-        _: &'p Op,
-        from: Resolved<'p, D>,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        visitor.visit_newtype_struct(from)
-    }
-}
+other!(Map, |_, op, from, visitor| {
+    let Op::Map(key, value) = op else { return from.mismatch() };
+    from.from.deserialize_map(Entries::new(from.at, *key, *value, visitor))
+});
 
-impl Other for Seq {
-    fn of_other<'de, 'p, D: Deserializer<'de>, V: Visitor<'de>>(
-        self,
-        op: &'p Op,
-        from: Resolved<'p, D>,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        let Op::Sequence(op) = op else { return from.mismatch() };
-        let Resolved { at, from } = from.then(*op);
-        from.deserialize_seq(Parts::each(at, visitor))
-    }
-}
+other!(Tuple, |_, op, from, visitor| {
+    let Op::Tuple(ops) = op else { return from.mismatch() };
+    from.from.deserialize_tuple(ops.len(), Parts::tuple(from.at, ops, visitor))
+});
 
-impl Other for Map {
-    fn of_other<'de, 'p, D: Deserializer<'de>, V: Visitor<'de>>(
-        self,
-        op: &'p Op,
-        from: Resolved<'p, D>,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        let Op::Map(key, value) = op else { return from.mismatch() };
-        from.from.deserialize_map(Entries::new(from.at, *key, *value, visitor))
-    }
-}
+other!(TupleStruct, |TupleStruct(_, len), op, from, visitor| {
+    Tuple(len).of_other(op, from, visitor)
+});
 
-impl Other for Tuple {
-    fn of_other<'de, 'p, D: Deserializer<'de>, V: Visitor<'de>>(
-        self,
-        op: &'p Op,
-        from: Resolved<'p, D>,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        let Op::Tuple(ops) = op else { return from.mismatch() };
-        from.from.deserialize_tuple(ops.len(), Parts::tuple(from.at, ops, visitor))
-    }
-}
+other!(Struct, |_, op, from, visitor| {
+    let Op::Struct(parts) = op else { return from.mismatch() };
+    from.from.deserialize_tuple(parts.len(), Fields::new(from.at, parts, visitor))
+});
 
-impl Other for TupleStruct {
-    fn of_other<'de, 'p, D: Deserializer<'de>, V: Visitor<'de>>(
-        self,
-        op: &'p Op,
-        from: Resolved<'p, D>,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        Tuple(self.1).of_other(op, from, visitor)
-    }
-}
-
-impl Other for Struct {
-    fn of_other<'de, 'p, D: Deserializer<'de>, V: Visitor<'de>>(
-        self,
-        op: &'p Op,
-        from: Resolved<'p, D>,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        let Op::Struct(parts) = op else { return from.mismatch() };
-        from.from.deserialize_tuple(parts.len(), Fields::new(from.at, parts, visitor))
-    }
-}
-
-impl Other for Enum {
-    fn of_other<'de, 'p, D: Deserializer<'de>, V: Visitor<'de>>(
-        self,
-        op: &'p Op,
-        from: Resolved<'p, D>,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        let Self(name, variants) = self;
-        let Op::Enum(chosen) = op else { return from.mismatch() };
-        from.from.deserialize_enum(name, variants, Variants { at: from.at, chosen, visitor })
-    }
-}
+other!(Enum, |Enum(name, variants), op, from, visitor| {
+    let Op::Enum(chosen) = op else { return from.mismatch() };
+    from.from.deserialize_enum(name, variants, Variants { at: from.at, chosen, visitor })
+});
