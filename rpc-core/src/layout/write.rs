@@ -141,6 +141,14 @@ impl<'t> Check<'t> {
         self.parts(order, len.unwrap_or(0))
     }
 
+    /// What a variant holds.
+    fn contents(mut self, name: &'static str, at: u32, variant: &'static str) -> Self {
+        let at = self.variant(name, at, variant);
+        let Self { trace, id } = self;
+        let id = at.and_then(|at| trace.tree.part(id, at)).unwrap_or(QUIET);
+        Self { trace, id }
+    }
+
     fn variant(
         &mut self,
         type_name: &'static str,
@@ -313,16 +321,13 @@ impl<'t> Serializer for Check<'t> {
     }
 
     fn serialize_tuple_variant(
-        mut self,
+        self,
         name: &'static str,
         at: u32,
         variant: &'static str,
         len: usize,
     ) -> Result<Parts<'t>, Stopped> {
-        let at = self.variant(name, at, variant);
-        let Self { trace, id } = self;
-        let id = at.and_then(|at| trace.tree.part(id, at)).unwrap_or(QUIET);
-        Self { trace, id }.serialize_tuple(len)
+        self.contents(name, at, variant).serialize_tuple(len)
     }
 
     fn serialize_map(self, len: Option<usize>) -> Result<Parts<'t>, Stopped> {
@@ -334,16 +339,13 @@ impl<'t> Serializer for Check<'t> {
     }
 
     fn serialize_struct_variant(
-        mut self,
+        self,
         name: &'static str,
         at: u32,
         variant: &'static str,
         len: usize,
     ) -> Result<Parts<'t>, Stopped> {
-        let at = self.variant(name, at, variant);
-        let Self { trace, id } = self;
-        let id = at.and_then(|at| trace.tree.part(id, at)).unwrap_or(QUIET);
-        Self { trace, id }.serialize_struct(name, len)
+        self.contents(name, at, variant).serialize_struct(name, len)
     }
 
     fn is_human_readable(&self) -> bool {
