@@ -58,11 +58,13 @@ impl Piece {
         Ok(())
     }
 
-    /// For the link, which runs in the process of its memory and copies nothing that is sealed.
-    pub(crate) fn append_here(&self, to: &mut Vec<u8>) {
+    /// Appends the first bytes, `most` at most. For the link, which runs in the process of its
+    /// memory and copies nothing that is sealed.
+    pub(crate) fn append_here(&self, most: usize, to: &mut Vec<u8>) {
+        let bytes = self.len().min(most);
         match self {
-            Self::Private(bytes) => to.extend_from_slice(bytes),
-            Self::Remote { region, offset, len, .. } => region.append_to(*offset, *len, to),
+            Self::Private(all) => to.extend_from_slice(&all[..bytes]),
+            Self::Remote { region, offset, .. } => region.append_to(*offset, bytes, to),
             Self::Sealed(_) => debug_assert!(false, "nothing is opened under a lock"),
         }
     }

@@ -154,15 +154,18 @@ impl Partial {
         }
         self.reserve(payload.len())?;
         self.received += payload.len() as u64;
-        let kept = if self.refused.is_none() {
-            payload.len()
-        } else {
-            // Nothing of the tail is kept.
-            let room = if self.head_end.is_some() { 0 } else { BEGINNING_BYTES };
-            payload.len().min(room.saturating_sub(self.bytes.len()))
-        };
+        let kept = self.room().min(payload.len());
         self.bytes.extend_from_slice(&payload[..kept]);
         Ok(())
+    }
+
+    /// How many more private bytes are kept: of a refused message only the beginning of its head.
+    fn room(&self) -> usize {
+        match (self.refused, self.head_end) {
+            (None, _) => usize::MAX,
+            (Some(_), None) => BEGINNING_BYTES.saturating_sub(self.bytes.len()),
+            (Some(_), Some(_)) => 0,
+        }
     }
 
     /// The budget has no room: frees what has arrived, except the beginning of the head.
@@ -281,8 +284,8 @@ impl Partial {
         let len = total_len(pieces);
         self.reserve(len)?;
         self.received += len as u64;
-        if self.refused.is_none() {
-            pieces.iter().for_each(|piece| piece.append_here(&mut self.bytes));
+        for piece in pieces {
+            piece.append_here(self.room(), &mut self.bytes);
         }
         Ok(())
     }
