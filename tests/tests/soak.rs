@@ -21,6 +21,8 @@ const SECONDS: u64 = 60;
 /// After this time an operation counts as hanging, even on the busiest machine.
 const HANGS: Duration = Duration::from_secs(150);
 const LARGE: usize = 300_000;
+/// A budget that all operations together exceed now and then, bytes.
+const LITTLE_MEMORY: u64 = 2 << 20;
 
 #[rpc_core::service]
 trait Soak {
@@ -89,12 +91,13 @@ fn slowly(count: u32, bytes: usize) -> impl Stream<Item = String> {
     })
 }
 
-async fn lines(client: &SoakClient, count: u32, bytes: usize) {
-    let mut items = client.lines(count, bytes).await.unwrap();
+async fn lines(client: &SoakClient, count: u32, bytes: usize) -> Result<(), Status> {
+    let mut items = client.lines(count, bytes).await?;
     for _ in 0..count {
-        assert_eq!(items.try_next().await.unwrap().unwrap().len(), bytes);
+        assert_eq!(items.try_next().await?.unwrap().len(), bytes);
     }
-    assert_eq!(items.try_next().await.unwrap(), None);
+    assert_eq!(items.try_next().await?, None);
+    Ok(())
 }
 
 async fn both(client: &SoakClient, count: u32, bytes: usize) -> Result<(), Status> {
@@ -106,13 +109,15 @@ async fn both(client: &SoakClient, count: u32, bytes: usize) -> Result<(), Statu
     Ok(())
 }
 
-async fn upload(client: &SoakClient, count: u32, bytes: usize) {
-    let total = client.total(slowly(count, bytes)).await.unwrap();
+async fn upload(client: &SoakClient, count: u32, bytes: usize) -> Result<(), Status> {
+    let total = client.total(slowly(count, bytes)).await?;
     assert_eq!(total, u64::from(count) * bytes as u64);
+    Ok(())
 }
 
-async fn echo(client: &SoakClient, bytes: usize) {
-    assert_eq!(client.echo("a".repeat(bytes)).await.unwrap().len(), bytes);
+async fn echo(client: &SoakClient, bytes: usize) -> Result<(), Status> {
+    assert_eq!(client.echo("a".repeat(bytes)).await?.len(), bytes);
+    Ok(())
 }
 
 /// Cancels the operation after a few milliseconds, a different number each time.
@@ -144,17 +149,17 @@ const KINDS: [&str; 21] = [
     "mixed, given up",
 ];
 
-async fn once(kind: &str, round: u64, client: &SoakClient) {
+async fn once(kind: &str, round: u64, client: &SoakClient) -> Result<(), Status> {
     match kind {
-        "small" => echo(client, 1).await,
-        "of 20 kB" => echo(client, 20_000).await,
-        "large" => echo(client, LARGE).await,
+        "small" => echo(client, 1).await?,
+        "of 20 kB" => echo(client, 20_000).await?,
+        "large" => echo(client, LARGE).await?,
         "four at once" => {
             let calls = [0, 100, 9000, 40_000].map(|bytes| echo(client, bytes));
-            futures::future::join_all(calls).await;
+            futures::future::join_all(calls).await.into_iter().collect::<Result<(), _>>()?;
         }
         "bulk" => {
-            let back = client.bulk(vec![7; LARGE].into()).await.unwrap();
+            let back = client.bulk(vec![7; LARGE].into()).await?;
             assert_eq!(back.len(), LARGE as u64);
         }
         "failed" => assert!(client.fails().await.is_err()),
@@ -164,28 +169,22 @@ async fn once(kind: &str, round: u64, client: &SoakClient) {
             assert_eq!(failed.code(), Code::DeadlineExceeded);
         }
         "large, given up" => given_up(round, client.echo("a".repeat(1_000_000))).await,
-        "lines" => lines(client, 40, 30).await,
-        "lines of 20 kB" => lines(client, 20, 20_000).await,
-        "large lines" => lines(client, 5, LARGE).await,
-        "lines, dropped" => {
-            let mut items = client.lines(40, 3000).await.unwrap();
-            items.try_next().await.unwrap();
-        }
-        "large lines, dropped" => {
-            let mut items = client.lines(40, LARGE).await.unwrap();
-            items.try_next().await.unwrap();
-        }
+        "lines" => lines(client, 40, 30).await?,
+        "lines of 20 kB" => lines(client, 20, 20_000).await?,
+        "large lines" => lines(client, 5, LARGE).await?,
+        "lines, dropped" => drop(client.lines(40, 3000).await?.try_next().await?),
+        "large lines, dropped" => drop(client.lines(40, LARGE).await?.try_next().await?),
         "large lines, unread" => {
-            let items = client.lines(40, LARGE).await.unwrap();
+            let items = client.lines(40, LARGE).await?;
             rest().await;
-            echo(client, LARGE).await;
+            echo(client, LARGE).await?;
             drop(items);
         }
-        "upload" => upload(client, 40, 30).await,
-        "upload of 20 kB" => upload(client, 20, 20_000).await,
+        "upload" => upload(client, 40, 30).await?,
+        "upload of 20 kB" => upload(client, 20, 20_000).await?,
         "upload, given up" => given_up(round, client.total(slowly(40, 3000))).await,
-        "both" => both(client, 40, 30).await.unwrap(),
-        "both of 20 kB" => both(client, 20, 20_000).await.unwrap(),
+        "both" => both(client, 40, 30).await?,
+        "both of 20 kB" => both(client, 20, 20_000).await?,
         "mixed, given up" => {
             let all = async {
                 tokio::join!(
@@ -200,8 +199,9 @@ async fn once(kind: &str, round: u64, client: &SoakClient) {
     }
     rest().await;
     // The remains of the operation block nobody.
-    echo(client, if round.is_multiple_of(8) { LARGE } else { 10 }).await;
+    echo(client, if round.is_multiple_of(8) { LARGE } else { 10 }).await?;
     rest().await;
+    Ok(())
 }
 
 struct Setting {
@@ -215,12 +215,15 @@ fn settings() -> Vec<Setting> {
     let base = || LinkConfig::default().keep_alive(Some(Duration::from_secs(60)));
     let mut no_arena = ArenaConfig::default();
     no_arena.max_chunks = 0;
+    // Small enough that a little memory has room for them.
+    let mut small_arenas = ArenaConfig::default();
+    (small_arenas.log2_chunk, small_arenas.arena_chunks) = (12, 16);
     let setting = |name, link| Setting { name, link, memory_budget: 1 << 30, max_calls: 256 };
-    let within_8_mib = |setting| Setting { memory_budget: 8 << 20, ..setting };
+    let with_little_memory = |setting| Setting { memory_budget: LITTLE_MEMORY, ..setting };
     vec![
         setting("defaults", LinkConfig::default()),
-        within_8_mib(setting("little memory", base())),
-        within_8_mib(setting("no arena", base().arena(no_arena))),
+        with_little_memory(setting("little memory", base().arena(small_arenas))),
+        with_little_memory(setting("no arena", base().arena(no_arena))),
         setting("one credit", base().data_credits(1)),
         setting("shared receives", base().shared_receive_queue(true)),
         setting("small buffers", base().receive_buffer_bytes(256)),
@@ -228,7 +231,7 @@ fn settings() -> Vec<Setting> {
         setting("no queue", base().queued_bytes(1)),
         setting("short segments", base().bulk_queue_bytes(1).arena_segment_bytes(4096)),
         Setting { max_calls: 2, ..setting("two calls", base()) },
-        within_8_mib(Setting {
+        with_little_memory(Setting {
             max_calls: 16,
             ..setting("short queue", base().queued_bytes(64 << 10).data_credits(4))
         }),
@@ -236,9 +239,10 @@ fn settings() -> Vec<Setting> {
 }
 
 /// All kinds of operations under one setting, until the deadline, and a check of what they leave
-/// behind.
-async fn run(wire: &str, setting: &Setting, until: Instant) -> u64 {
+/// behind. Returns how many succeeded, and how many were refused for memory.
+async fn run(wire: &str, setting: &Setting, until: Instant) -> (u64, u64) {
     let Setting { name, link, memory_budget, max_calls } = setting;
+    let has_little_memory = *memory_budget == LITTLE_MEMORY;
     let address = match wire {
         "tcp" => "tcp://127.0.0.1:0".to_owned(),
         _ => format!("{wire}://soak-{}-{}", name.replace(' ', "-"), std::process::id()),
@@ -255,19 +259,25 @@ async fn run(wire: &str, setting: &Setting, until: Instant) -> u64 {
         let operations = async move {
             let channel = channel.connect(&address).await.unwrap();
             let client = SoakClient::new(channel.clone());
-            let mut rounds = 0;
+            let (mut rounds, mut refused) = (0, 0);
             while rounds == 0 || Instant::now() < until {
-                let ended = timeout(HANGS, once(kind, rounds, &client)).await;
-                assert!(ended.is_ok(), "it hangs, in round {rounds}: {:#?}", channel.stats());
-                rounds += 1;
+                let round = rounds + refused;
+                match timeout(HANGS, once(kind, round, &client)).await {
+                    Ok(Ok(())) => rounds += 1,
+                    Ok(Err(status)) if is_refusal(&status) && has_little_memory => refused += 1,
+                    Ok(Err(status)) => panic!("{status}, in round {round}"),
+                    Err(_) => panic!("it hangs, in round {round}: {:#?}", channel.stats()),
+                }
             }
-            rounds
+            (rounds, refused)
         };
         (kind, tokio::spawn(operations))
     });
-    let mut rounds = 0;
+    let (mut rounds, mut refused) = (0, 0);
     for (kind, operations) in operations {
-        rounds += operations.await.unwrap_or_else(|end| panic!("{wire}, {name}, {kind}: {end}"));
+        let ended = operations.await.unwrap_or_else(|end| panic!("{wire}, {name}, {kind}: {end}"));
+        rounds += ended.0;
+        refused += ended.1;
     }
     // The channels are gone.
     let is_left = || {
@@ -283,7 +293,12 @@ async fn run(wire: &str, setting: &Setting, until: Instant) -> u64 {
     assert!(ended.is_ok(), "{wire}, {name}: something is left: {:#?}", stats.stats());
     shutdown.shutdown();
     serving.await.unwrap().unwrap();
-    rounds
+    (rounds, refused)
+}
+
+/// Whether there was no memory for the operation, which ends it alone.
+fn is_refusal(status: &Status) -> bool {
+    status.code() == Code::ResourceExhausted && status.message().contains("no memory for")
 }
 
 #[test]
@@ -301,9 +316,9 @@ fn slow_operations_leave_nothing_behind() {
     let files = of_this_process().fds;
     for setting in &settings {
         for wire in wires {
-            let rounds = runtime.block_on(run(wire, setting, Instant::now() + each));
-            let mib = of_this_process().rss_bytes >> 20;
-            println!("{wire}, {}: {rounds} rounds, {mib} MiB of memory", setting.name);
+            let (rounds, refused) = runtime.block_on(run(wire, setting, Instant::now() + each));
+            let (name, mib) = (setting.name, of_this_process().rss_bytes >> 20);
+            println!("{wire}, {name}: {rounds} rounds, {refused} refused, {mib} MiB of memory");
             let left = async {
                 while of_this_process().fds > files {
                     rest().await;
