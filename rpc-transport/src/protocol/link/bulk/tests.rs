@@ -7,7 +7,6 @@ use proptest::prelude::*;
 
 use super::super::*;
 use crate::device::soft;
-use crate::memory::budget::MemoryBudget;
 use crate::memory::region::{Access, MemoryRegion};
 use crate::message::part::OutPart;
 use crate::message::reply_slot::SlotOffer;
@@ -22,6 +21,7 @@ use crate::protocol::link::tests::{out, pattern, small_config};
 mod early;
 mod readers;
 mod records;
+mod refused;
 mod slices;
 
 const CHUNK: u64 = 4096;
@@ -127,25 +127,6 @@ fn occupied_chunk_takes_no_other_message() {
     let again = refused(&mut end, &message(1, 100, &[(2, 1)]));
     assert_eq!(again, ProtocolError::Arena(ArenaError::ChunkInUse(2)));
     drop(tail);
-}
-
-/// Regression: nothing was left of a head that the peer had written, and the connection ended.
-#[test]
-fn refused_head_in_an_arena_keeps_its_beginning() {
-    let mut end = owner();
-    end.set_memory_budget(MemoryBudget::new(1000));
-    let segment = |offset, last| {
-        let (total, bytes) = (2 * CHUNK, CHUNK);
-        let segment = Segment { number: 0, last, abort: false, head_end: false, offset, total };
-        let chunk = u16::from(last);
-        let written = Some(Written { bytes, extents: extents(&[(chunk, 1)]) });
-        frame(Kind::Data, &Blocks { segment: Some(segment), written, ..Blocks::default() }, &[])
-    };
-    let _none = receive(&mut end, &segment(0, false)).unwrap();
-    let Ok(Inbound::Assembled(message)) = receive(&mut end, &segment(CHUNK, true)) else {
-        panic!("no message")
-    };
-    assert_eq!((message.refusal().unwrap().total_bytes, message.len()), (2 * CHUNK, 256));
 }
 
 #[test]
