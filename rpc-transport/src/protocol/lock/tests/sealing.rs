@@ -119,9 +119,15 @@ fn a_key_changes_after_a_million_frames() {
     let mut frame = sealed(&mut sealer, b"");
     let len = frame.len();
     opener.open(None, &mut frame).unwrap();
-    for _ in 1..=REKEY_FRAMES {
+    let first_key = FakeKey::new(5, Role::Client);
+    for number in 1..=REKEY_FRAMES {
         frame.resize(len, 0);
         sealer.seal(&mut frame).unwrap();
+        if number >= REKEY_FRAMES - 1 {
+            let (header, rest) = frame.split_first_chunk().unwrap();
+            let opened = FrameKey::open(&first_key, number, header, &mut rest.to_vec());
+            assert_eq!(opened.is_ok(), number < REKEY_FRAMES, "frame {number}");
+        }
         opener.open(None, &mut frame).unwrap();
     }
     assert_eq!(format!("{sealer:?}"), format!("Sealer({} frames)", REKEY_FRAMES + 1));
