@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use rpc_core::stream::{self, Stream, Streaming};
 use rpc_core::transport::ArenaConfig;
-use rpc_core::{Bulk, Channel, Code, LinkConfig, Server, Status};
+use rpc_core::{Bulk, Code, LinkConfig, Status};
 use test_kit::{Watchdog, variable};
+use tests::device;
 use tests::resources::of_this_process;
 use tokio::time::timeout;
 
@@ -218,22 +219,25 @@ fn settings() -> Vec<Setting> {
     // Small enough that a little memory has room for them.
     let mut small_arenas = ArenaConfig::default();
     (small_arenas.log2_chunk, small_arenas.arena_chunks) = (12, 16);
+    // TLS needs more of them for its handshake.
+    let credits = |least: u16| if device::has_tls() { 8 } else { least };
+    let buffer_bytes = if device::has_tls() { 4096 } else { 256 };
     let setting = |name, link| Setting { name, link, memory_budget: 1 << 30, max_calls: 256 };
     let with_little_memory = |setting| Setting { memory_budget: LITTLE_MEMORY, ..setting };
     vec![
         setting("defaults", LinkConfig::default()),
         with_little_memory(setting("little memory", base().arena(small_arenas))),
         with_little_memory(setting("no arena", base().arena(no_arena))),
-        setting("one credit", base().data_credits(1)),
-        setting("shared receives", base().shared_receive_queue(true)),
-        setting("small buffers", base().receive_buffer_bytes(256)),
+        setting("one credit", base().data_credits(credits(1))),
+        setting("shared receives", base().shared_receive_queue(!device::has_tls())),
+        setting("small buffers", base().receive_buffer_bytes(buffer_bytes)),
         setting("one slot", base().send_queue_slots(1)),
         setting("no queue", base().queued_bytes(1)),
         setting("short segments", base().bulk_queue_bytes(1).arena_segment_bytes(4096)),
         Setting { max_calls: 2, ..setting("two calls", base()) },
         with_little_memory(Setting {
             max_calls: 16,
-            ..setting("short queue", base().queued_bytes(64 << 10).data_credits(4))
+            ..setting("short queue", base().queued_bytes(64 << 10).data_credits(credits(4)))
         }),
     ]
 }
@@ -247,14 +251,14 @@ async fn run(wire: &str, setting: &Setting, until: Instant) -> (u64, u64) {
         "tcp" => "tcp://127.0.0.1:0".to_owned(),
         _ => format!("{wire}://soak-{}-{}", name.replace(' ', "-"), std::process::id()),
     };
-    let server = Server::builder().link(link.clone()).memory_budget(*memory_budget);
+    let server = device::server().link(link.clone()).memory_budget(*memory_budget);
     let server = server.max_calls_per_connection(*max_calls).add_service(SoakServer::new(Service));
     let server = server.bind(&address).await.unwrap();
     let (stats, shutdown) = (server.stats_handle(), server.shutdown_handle());
     let address = server.local_address().to_string();
     let serving = tokio::spawn(server.serve());
     let operations = KINDS.map(|kind| {
-        let channel = Channel::builder().link(link.clone()).max_calls(*max_calls);
+        let channel = device::channel().link(link.clone()).max_calls(*max_calls);
         let address = address.clone();
         let operations = async move {
             let channel = channel.connect(&address).await.unwrap();

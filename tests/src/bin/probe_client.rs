@@ -9,10 +9,10 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use rpc_core::client::resolve::StaticList;
 use rpc_core::transport::CloseCause;
-use rpc_core::{LinkConfig, PollMode, stream};
+use rpc_core::{PollMode, stream};
 use tests::flow::FlowClient;
 use tests::ledger::LedgerClient;
-use tests::limit::{paced, patient_channel};
+use tests::limit::patient_channel;
 use tests::load::{Tally, load};
 use tests::probe::{ProbeClient, Resources};
 use tests::process::{self, ADVANCE, ADVANCED, BOOKED, CALL, READY, STOP};
@@ -95,10 +95,8 @@ async fn connect(address: &str) -> ProbeClient {
 }
 
 async fn connect_with(address: &str, mode: PollMode) -> ProbeClient {
-    // A crowd on an emulated machine is slow, even to answer a ping.
-    let link = LinkConfig::default().keep_alive_timeout(paced(Duration::from_secs(5)));
     // A test that loses a connection must notice.
-    let builder = tests::device::channel().poll_mode(mode).link(link).reconnect(None);
+    let builder = tests::device::channel().poll_mode(mode).reconnect(None);
     let channel = builder.connect_timeout(Duration::from_secs(60)).connect(address).await;
     ProbeClient::new(channel.unwrap_or_else(|error| panic!("{error}")))
 }

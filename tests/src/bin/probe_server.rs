@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use rpc_core::transport::Isolation;
-use rpc_core::{LinkConfig, PollMode, Server};
+use rpc_core::{PollMode, Server};
 use tests::chain::{Chain, OrdersServer, PassageServer, ShopServer, StockServer};
 use tests::changed;
 use tests::depot;
@@ -126,7 +126,7 @@ async fn serve(options: Options) {
 }
 
 async fn bind(options: &Options, journal: Arc<Journal>) -> Server {
-    let mut link = LinkConfig::default();
+    let mut link = tests::device::link();
     if let Some(bytes) = options.receive_buffer {
         link = link.receive_buffer_bytes(bytes);
     }

@@ -13,6 +13,8 @@
 //! `RPC_TEST_TLS=authenticate` they prove who they are and do not encrypt, with
 //! `RPC_TEST_TLS=local` frames are encrypted over shared memory, too.
 
+use std::time::Duration;
+
 use rpc_core::transport::FaultPlan;
 use rpc_core::{Channel, ChannelBuilder, LinkConfig, Server, ServerBuilder};
 use rpc_transport::connect::schemes;
@@ -20,6 +22,8 @@ use rpc_transport::device::Capabilities;
 #[cfg(feature = "verbs")]
 use rpc_transport::device::DeviceAttributes;
 use rpc_transport::device::fault::{DeviceProfile, PROFILES};
+
+use crate::limit::paced;
 
 /// Configures a server.
 ///
@@ -40,7 +44,13 @@ pub fn server() -> ServerBuilder {
 /// Configures what a channel serves.
 #[must_use]
 pub fn served() -> ServerBuilder {
-    Server::builder().link(server_link(LinkConfig::default()))
+    Server::builder().link(server_link(link()))
+}
+
+/// The links of both ends: an emulated machine is slow, even to answer a ping.
+#[must_use]
+pub fn link() -> LinkConfig {
+    LinkConfig::default().keep_alive_timeout(paced(Duration::from_secs(5)))
 }
 
 /// The links of a server that configures its own.
@@ -61,7 +71,7 @@ pub fn shares_recvs() -> bool {
 /// Like [`server`].
 #[must_use]
 pub fn channel() -> ChannelBuilder {
-    let mut channel = Channel::builder();
+    let mut channel = Channel::builder().link(link());
     if has_tls() {
         channel = channel_with_tls(channel);
     }
