@@ -488,7 +488,7 @@ pub(crate) fn check<T: PartialOrd + Display>(
     if value >= min && value <= max {
         return Ok(());
     }
-    let allowed = format!("{min} to {max}");
+    let allowed = if min == max { min.to_string() } else { format!("{min} to {max}") };
     Err(ConfigError { field, value: value.to_string(), allowed, advice })
 }
 

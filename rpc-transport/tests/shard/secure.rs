@@ -449,7 +449,10 @@ fn settings_that_security_needs_are_checked() {
             (config().data_credits(7), "data_credits with TLS"),
             (config().receive_buffer_bytes(2048), "receive_buffer_bytes with TLS"),
             (config().arena_segment_bytes(512 << 10), "arena_segment_bytes with TLS"),
-            (config().shared_receive_queue(true), "shared_receive_queue with TLS"),
+            (
+                config().shared_receive_queue(true),
+                "shared_receive_queue with TLS is true, allowed is false;",
+            ),
         ] {
             let outgoing = schemes::resolve(&world.address).await.unwrap().outgoing;
             let (probe, security) = (Probe::new(Habit::Keep), client());

@@ -305,5 +305,5 @@ fn sizes_of_secure_offers_are_checked() {
     let text = with(|peer| peer.receive_buffer_bytes = 4095);
     assert_eq!(text, "offered receive_buffer_bytes with TLS is 4095, allowed is 4096 to 65536");
     let text = with(|peer| peer.arena = offer().arena);
-    assert_eq!(text, "offered arena at set-up with TLS is 1, allowed is 0 to 0");
+    assert_eq!(text, "offered arena at set-up with TLS is 1, allowed is 0");
 }
