@@ -83,6 +83,9 @@ impl Capabilities {
     pub const KEEPS_CUT_OFF_RECVS: Self = Self(1 << 10);
     /// Memory windows of type 2B: keys that are valid on one QP only (rule 23).
     pub const WINDOWS: Self = Self(1 << 11);
+    /// A retransmission does not repeat a bind that was carried out (Soft-RoCE does, and the QP
+    /// sends nothing more). Without this bit windows are used only where the user wants them.
+    pub const BINDS_ONCE: Self = Self(1 << 12);
 
     /// The union of both sets.
     #[must_use]
@@ -105,7 +108,7 @@ impl Capabilities {
 
 impl fmt::Debug for Capabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [(&str, Capabilities); 12] = [
+        const NAMES: [(&str, Capabilities); 13] = [
             ("IMMEDIATE", Capabilities::IMMEDIATE),
             ("WRITE_WITH_IMM", Capabilities::WRITE_WITH_IMM),
             ("READ", Capabilities::READ),
@@ -118,6 +121,7 @@ impl fmt::Debug for Capabilities {
             ("REMOTE_ERRORS", Capabilities::REMOTE_ERRORS),
             ("KEEPS_CUT_OFF_RECVS", Capabilities::KEEPS_CUT_OFF_RECVS),
             ("WINDOWS", Capabilities::WINDOWS),
+            ("BINDS_ONCE", Capabilities::BINDS_ONCE),
         ];
         let names = NAMES.iter().filter(|(_, bit)| self.contains(*bit)).map(|(name, _)| name);
         f.debug_set().entries(names).finish()

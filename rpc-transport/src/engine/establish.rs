@@ -106,7 +106,9 @@ const MIN_INLINE_BYTES: u32 = 256;
 fn settled(config: &LinkConfig, device: &dyn Device) -> LinkConfig {
     let capabilities = device.attributes().capabilities;
     let locks_memory = !capabilities.contains(Capabilities::FREE_REGISTRATION);
-    config.settled(locks_memory, capabilities.contains(Capabilities::WINDOWS))
+    let has_windows = capabilities.contains(Capabilities::WINDOWS);
+    let by_default = capabilities.contains(Capabilities::BINDS_ONCE);
+    config.settled(locks_memory, has_windows.then_some(by_default))
 }
 
 fn features(device: &dyn Device, security: Option<&Security>) -> Features {

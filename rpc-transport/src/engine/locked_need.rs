@@ -35,7 +35,7 @@ pub fn registered_bytes(config: &LinkConfig) -> u64 {
 }
 
 fn buffer_bytes(config: &LinkConfig) -> u32 {
-    config.settled(true, true).receive_buffer()
+    config.settled(true, Some(true)).receive_buffer()
 }
 
 /// The same with the connection's queues, for a NIC that counts them, bytes. Without its share of a

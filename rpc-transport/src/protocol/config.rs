@@ -392,15 +392,15 @@ impl LinkConfig {
     }
 
     /// This configuration with what depends on the device: whether it locks the memory that is
-    /// registered, and has memory windows. The handshake sends settled values, and both ends count
-    /// with them.
+    /// registered, and whether it has memory windows (`Some`) and they are used by default. The
+    /// handshake sends settled values, and both ends count with them.
     #[must_use]
     #[doc(hidden)]
-    pub fn settled(&self, locks_memory: bool, has_windows: bool) -> Self {
+    pub fn settled(&self, locks_memory: bool, windows_by_default: Option<bool>) -> Self {
         let default = if locks_memory { LOCKED_RECEIVE_BUFFER_BYTES } else { RECEIVE_BUFFER_BYTES };
         self.clone()
             .receive_buffer_bytes(self.receive_buffer_bytes.unwrap_or(default))
-            .memory_windows(has_windows && self.binds_windows())
+            .memory_windows(windows_by_default.is_some_and(|binds| self.binds_windows(binds)))
     }
 
     /// Size of each receive buffer, bytes; where that is not settled, the larger default.

@@ -86,17 +86,23 @@ async fn is_open(addresses: &[String; 2], [owner, thief]: [usize; 2]) -> bool {
 
 async fn a_foreign_key_needs_a_domain_without_windows(scheme: Scheme) {
     let isolated = |isolation| LinkConfig::default().isolation(isolation);
-    for (link, shares_domain, wants_windows) in [
-        (LinkConfig::default().memory_windows(false), true, false),
-        (LinkConfig::default(), true, true),
-        (isolated(Isolation::Shared), true, true),
-        (isolated(Isolation::PerTenant), true, true),
-        (isolated(Isolation::PerConnection), false, false),
-        (isolated(Isolation::PerConnection).memory_windows(true), false, true),
+    let by_default = Capabilities::WINDOWS.with(Capabilities::BINDS_ONCE);
+    for (link, shares_domain, binds_with) in [
+        (LinkConfig::default().memory_windows(false), true, None),
+        (LinkConfig::default(), true, Some(by_default)),
+        (LinkConfig::default().memory_windows(true), true, Some(Capabilities::WINDOWS)),
+        (isolated(Isolation::Shared), true, Some(by_default)),
+        (isolated(Isolation::PerTenant), true, Some(by_default)),
+        (isolated(Isolation::PerTenant).memory_windows(true), true, Some(Capabilities::WINDOWS)),
+        (isolated(Isolation::PerConnection), false, None),
+        (isolated(Isolation::PerConnection).memory_windows(true), false, None),
     ] {
         let addresses = served(link.clone(), scheme).await;
-        let has_windows = tests::device::has(&addresses[0], Capabilities::WINDOWS).await;
-        let expected = shares_domain && !(wants_windows && has_windows);
+        let binds = match binds_with {
+            Some(abilities) => tests::device::has(&addresses[0], abilities).await,
+            None => false,
+        };
+        let expected = shares_domain && !binds;
         assert_eq!(is_open(&addresses, [0, 0]).await, expected, "{link:?}");
     }
 }

@@ -89,6 +89,7 @@ impl SoftDevice {
             .with(Capabilities::EMPTY_SEND)
             .with(Capabilities::FREE_REGISTRATION)
             .with(Capabilities::WINDOWS)
+            .with(Capabilities::BINDS_ONCE)
             .with(wire);
         let attributes = DeviceAttributes {
             name: name.to_owned(),

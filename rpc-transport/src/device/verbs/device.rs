@@ -273,7 +273,11 @@ fn capabilities(quirks: Quirks, max_reads: u8, has_windows: bool) -> Capabilitie
         .with(Capabilities::IMMEDIATE)
         .with(Capabilities::WRITE_WITH_IMM)
         .with(Capabilities::REMOTE_ERRORS);
-    let windows = if has_windows { Capabilities::WINDOWS } else { Capabilities::NONE };
+    let windows = match (has_windows, quirks.repeats_binds) {
+        (false, _) => Capabilities::NONE,
+        (true, true) => Capabilities::WINDOWS,
+        (true, false) => Capabilities::WINDOWS.with(Capabilities::BINDS_ONCE),
+    };
     let reads = if max_reads > 0 { Capabilities::READ } else { Capabilities::NONE };
     infiniband.with(reads).with(windows)
 }

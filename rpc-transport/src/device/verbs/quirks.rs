@@ -30,6 +30,9 @@ pub(super) struct Quirks {
     /// The transport is TCP (iWARP): it has no immediates, requires the local buffer of a READ to
     /// allow remote writes, and completes what it has handed to TCP.
     pub(super) goes_over_tcp: bool,
+    /// Soft-RoCE goes back to the first WR without an acknowledgement and carries out each one
+    /// behind it once more, a bind too, which then fails (`req_retry`, linux 6.1).
+    pub(super) repeats_binds: bool,
 }
 
 /// A CQ of these entries that is a context's first object is mapped across that offset: siw makes
@@ -45,6 +48,7 @@ impl Quirks {
         const MICROSOFT: u32 = 0x1414;
         const EMULEX: u32 = 0x10df;
         const SIW: u32 = 0x0062_6d74;
+        const SOFT_ROCE: u32 = 0x00ff_ffff;
         let of_transport = Self {
             waits_in_destroy: is_iwarp,
             binds_tcp_ports: is_iwarp,
@@ -60,6 +64,7 @@ impl Quirks {
                 waits_in_connect: true,
                 ..of_transport
             },
+            SOFT_ROCE => Self { repeats_binds: true, ..of_transport },
             _ => of_transport,
         }
     }

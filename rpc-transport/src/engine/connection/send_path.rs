@@ -43,7 +43,8 @@ impl SendPath {
             domain,
             registers_freely,
             has_remote_errors: capabilities.contains(Capabilities::REMOTE_ERRORS),
-            binds_windows: config.binds_windows() && capabilities.contains(Capabilities::WINDOWS),
+            binds_windows: config.binds_windows(capabilities.contains(Capabilities::BINDS_ONCE))
+                && capabilities.contains(Capabilities::WINDOWS),
             // A staged segment has one buffer, so it is one slice.
             slices: if capabilities.contains(Capabilities::COPIES_ON_POST) && registers_freely {
                 SliceBytes::COPIED

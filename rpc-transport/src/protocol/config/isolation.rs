@@ -40,19 +40,22 @@ impl LinkConfig {
 
     /// Whether the peer writes arenas through memory windows (type 2B), where the device has them:
     /// their keys are valid on that connection only, and end with it. So a stolen key is of no use,
-    /// although connections share a protection domain. Default true, and false with
-    /// [`Isolation::PerConnection`], which needs none. Each arena takes one window, and one work
-    /// request more when it is made. Reply slots are in no window: their keys are as
-    /// [`LinkConfig::isolation`] says.
+    /// although connections share a protection domain. Default true, but false with
+    /// [`Isolation::PerConnection`], which needs none, and on Soft-RoCE, where a queue pair can hang
+    /// when packets are lost around a bind. Each arena takes one window, and one work request more
+    /// when it is made. Reply slots are in no window: their keys are as [`LinkConfig::isolation`]
+    /// says.
     #[must_use]
     pub fn memory_windows(mut self, are_bound: bool) -> Self {
         self.memory_windows = Some(are_bound);
         self
     }
 
-    /// Whether arenas are in memory windows, on a device that has them.
-    pub(crate) fn binds_windows(&self) -> bool {
-        self.memory_windows.unwrap_or(self.isolation != Some(Isolation::PerConnection))
+    /// Whether arenas are in memory windows, on a device that has them and uses them by default if
+    /// `by_default`.
+    pub(crate) fn binds_windows(&self, by_default: bool) -> bool {
+        let default = by_default && self.isolation != Some(Isolation::PerConnection);
+        self.memory_windows.unwrap_or(default)
     }
 
     /// With [`Isolation::PerConnection`], unless the user has said something else.
@@ -81,8 +84,11 @@ mod tests {
             (of(Isolation::PerConnection).memory_windows(true), true),
             (LinkConfig::default().isolated_by_default(), false),
         ] {
-            assert_eq!(config.settled(true, true).binds_windows(), binds, "{config:?}");
-            assert!(!config.settled(true, false).binds_windows(), "{config:?}");
+            let settled = |windows| config.settled(true, windows).binds_windows(true);
+            assert_eq!(settled(Some(true)), binds, "{config:?}");
+            let is_wanted = config.memory_windows == Some(true);
+            assert_eq!(settled(Some(false)), is_wanted, "not by default: {config:?}");
+            assert!(!settled(None), "{config:?}");
         }
     }
 }
