@@ -104,11 +104,9 @@ const MIN_INLINE_BYTES: u32 = 256;
 
 /// The configuration as this device suggests, where it says nothing.
 fn settled(config: &LinkConfig, device: &dyn Device) -> LinkConfig {
-    let capabilities = device.attributes().capabilities;
-    let locks_memory = !capabilities.contains(Capabilities::FREE_REGISTRATION);
-    let has_windows = capabilities.contains(Capabilities::WINDOWS);
-    let by_default = capabilities.contains(Capabilities::BINDS_ONCE);
-    config.settled(locks_memory, has_windows.then_some(by_default))
+    let has = |ability| device.attributes().capabilities.contains(ability);
+    let windows = has(Capabilities::WINDOWS).then(|| has(Capabilities::BINDS_ONCE));
+    config.settled(!has(Capabilities::FREE_REGISTRATION), windows)
 }
 
 fn features(device: &dyn Device, security: Option<&Security>) -> Features {

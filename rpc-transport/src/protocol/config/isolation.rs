@@ -41,10 +41,10 @@ impl LinkConfig {
     /// Whether the peer writes arenas through memory windows (type 2B), where the device has them:
     /// their keys are valid on that connection only, and end with it. So a stolen key is of no use,
     /// although connections share a protection domain. Default true, but false with
-    /// [`Isolation::PerConnection`], which needs none, and on Soft-RoCE, where a queue pair can hang
-    /// when packets are lost around a bind. Each arena takes one window, and one work request more
-    /// when it is made. Reply slots are in no window: their keys are as [`LinkConfig::isolation`]
-    /// says.
+    /// [`Isolation::PerConnection`], which needs none, and on Soft-RoCE, where a queue pair can
+    /// hang when packets are lost around a bind. Each arena takes one window, and one work request
+    /// more when it is made. Reply slots are in no window: their keys are as
+    /// [`LinkConfig::isolation`] says.
     #[must_use]
     pub fn memory_windows(mut self, are_bound: bool) -> Self {
         self.memory_windows = Some(are_bound);
