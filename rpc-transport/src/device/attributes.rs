@@ -83,8 +83,8 @@ impl Capabilities {
     pub const KEEPS_CUT_OFF_RECVS: Self = Self(1 << 10);
     /// Memory windows of type 2B: keys that are valid on one QP only (rule 23).
     pub const WINDOWS: Self = Self(1 << 11);
-    /// A retransmission does not repeat a bind that was carried out (Soft-RoCE does, and the QP
-    /// sends nothing more). Without this bit windows are used only where the user wants them.
+    /// A retransmission does not carry out a bind a second time (on Soft-RoCE it does, and the QP
+    /// sends nothing more). Without this bit, windows are used only where the user wants them.
     pub const BINDS_ONCE: Self = Self(1 << 12);
 
     /// The union of both sets.

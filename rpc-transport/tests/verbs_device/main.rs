@@ -53,6 +53,16 @@ macro_rules! alone {
 // Below the macros that it uses.
 mod connecting;
 
+/// So it uses memory windows only where the user wants them (docs/verbs.md, Traps).
+#[test]
+fn only_soft_roce_repeats_binds() {
+    shared!(only_soft_roce_repeats_binds);
+    let device = local_device();
+    let has = |ability| device.attributes().capabilities.contains(ability);
+    let binds_once = has(Capabilities::WINDOWS) && !device.attributes().name.starts_with("rxe");
+    assert_eq!(has(Capabilities::BINDS_ONCE), binds_once, "{:?}", device.attributes());
+}
+
 fn at(host: &str, port: u16) -> Address {
     Address::Rdma(HostPort { host: host.to_owned(), port }, Box::default())
 }

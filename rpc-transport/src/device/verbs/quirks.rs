@@ -30,8 +30,8 @@ pub(super) struct Quirks {
     /// The transport is TCP (iWARP): it has no immediates, requires the local buffer of a READ to
     /// allow remote writes, and completes what it has handed to TCP.
     pub(super) goes_over_tcp: bool,
-    /// Soft-RoCE goes back to the first WR without an acknowledgement and carries out each one
-    /// behind it once more, a bind too, which then fails (`req_retry`, linux 6.1).
+    /// A retransmission starts at the first WR without an acknowledgement and carries out every
+    /// bind behind it a second time, which fails (Soft-RoCE, `req_retry`, linux 6.1).
     pub(super) repeats_binds: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Messages that find no memory: the beginning of the head is left, whatever the segments are.
+//! Messages for which there is no memory: the beginning of the head is kept, however they are cut.
 
 use super::*;
 use crate::memory::budget::MemoryBudget;
