@@ -59,7 +59,7 @@ fuzz_target!(|data: &[u8]| {
         Frame::Credit { id, results, items, bytes } => {
             out = wire::credit(id, results, items, bytes);
         }
-        Frame::Opened { id, accepted } => out = wire::opened(id, accepted),
+        Frame::Opened { id, accepted, read } => out = wire::opened(id, accepted, read),
         Frame::Stop { id, results, code } => out = wire::stop(id, results, code),
     }
     assert_eq!(wire::parse_with_tail(&out, tail), Ok((frame, len)));

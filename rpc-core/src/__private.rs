@@ -25,7 +25,6 @@ pub use std::vec::Vec;
 
 use std::mem::ManuallyDrop;
 
-use rpc_schema::Plan;
 use rpc_transport::lock::Mutex;
 use rpc_transport::memory::budget::{BudgetExhausted, Reservation};
 use rpc_transport::message::outgoing::OutBuf;
@@ -63,8 +62,11 @@ use crate::bulk::{Bulk, BulkMut};
 use crate::codec::{Codec, Placement, Pool, Scratch, Tail};
 use crate::context::{Context, copy_to_own_pool};
 use crate::endpoint::send_quota::UNCOUNTED_BYTES;
-use crate::reply::coding::{undecodable, undecodable_reply, unfit_reply, unreadable_error};
-use crate::resolution::{Resolution, decode_by_plan};
+use crate::reply::Value;
+use crate::reply::coding::{
+    undecodable, undecodable_reply, undescribed, unfit_reply, unreadable_error,
+};
+use crate::resolution::{By, Decoding, decode_by};
 use crate::session::RAISE;
 use crate::status::Code;
 
@@ -157,8 +159,8 @@ fn drop_extras(extras: Option<Box<Extras>>) {
 #[derive(Debug)]
 struct Extras {
     parts: Mutex<Parts>,
-    /// How the arguments are read, if the caller's types differ.
-    resolution: Option<Arc<Resolution>>,
+    /// How the arguments are decoded.
+    decoding: Decoding,
     /// Memory for arguments that borrow, but cannot borrow from the message.
     scratch: Scratch,
 }
@@ -177,21 +179,20 @@ struct Parts {
 }
 
 #[cold]
-fn extras(message: &mut Message) -> Option<Box<Extras>> {
+fn extras(message: &mut Message, decoding: Decoding) -> Option<Box<Extras>> {
     let (tail, stream) = (message.take_tail(), message.take_stream());
     let (slot, charge) = (message.take_slot(), message.take_charge());
-    let resolution = Resolution::of(message);
     let any = tail.is_some() || stream.is_some() || slot.is_some() || charge.is_some();
     let parts = Mutex::new(Parts { tail, stream, slot, _charge: charge });
-    (any || resolution.is_some())
-        .then(|| Box::new(Extras { parts, resolution, scratch: Scratch::new() }))
+    (any || !decoding.is_own())
+        .then(|| Box::new(Extras { parts, decoding, scratch: Scratch::new() }))
 }
 
 /// Splits a request into the handler's context and the part that its future owns.
 #[inline]
 #[must_use]
 pub fn split(request: Request) -> (Context, Incoming) {
-    let Request { mut message, codec, context, streams } = request;
+    let Request { mut message, codec, decoding, context, streams } = request;
     // They have been taken before. The check saves the call of a drop.
     if streams.is_some() {
         drop(streams);
@@ -199,7 +200,8 @@ pub fn split(request: Request) -> (Context, Incoming) {
         std::mem::forget(streams);
     }
     let min_part_bytes = context.min_part_bytes();
-    let extras = if message.is_plain() { None } else { extras(&mut message) };
+    let is_plain = message.is_plain() && decoding.is_own();
+    let extras = if is_plain { None } else { extras(&mut message, decoding) };
     (context, Incoming { message, codec, min_part_bytes, extras: ManuallyDrop::new(extras) })
 }
 
@@ -219,22 +221,18 @@ pub fn unknown_method(service: &'static ServiceDescriptor, method: usize) -> Han
 }
 
 /// What the arguments of a request are read by, apart from its message.
-enum Beside<'a> {
-    Tail(Tail<'a>, &'a Scratch),
-    Plan(&'a Plan, Option<Tail<'a>>, &'a Scratch),
+struct Beside<'a> {
+    tail: Option<Tail<'a>>,
+    by: Result<By<'a>, &'a str>,
+    scratch: &'a Scratch,
 }
 
 #[cold]
-fn beside_request(extras: &Extras) -> Option<Beside<'_>> {
+fn beside_request(extras: &Extras) -> Beside<'_> {
     let mut parts = extras.parts.lock();
     let given = parts.tail.take().map(|tail| Tail::Given(Bulk::from(tail)));
     let tail = given.or_else(|| parts.stream.take().map(Tail::Arriving));
-    let plan = extras.resolution.as_deref().and_then(Resolution::arguments);
-    match (plan, tail) {
-        (Some(plan), tail) => Some(Beside::Plan(plan, tail, &extras.scratch)),
-        (None, Some(tail)) => Some(Beside::Tail(tail, &extras.scratch)),
-        (None, None) => None,
-    }
+    Beside { tail, by: extras.decoding.arguments(), scratch: &extras.scratch }
 }
 
 impl Incoming {
@@ -252,15 +250,20 @@ impl Incoming {
         S: DeserializeSeed<'de> + Clone,
         ByName<S>: DeserializeSeed<'de, Value = S::Value> + Clone,
     {
-        let beside = self.extras.as_deref().and_then(beside_request);
-        let decoded = match beside {
+        let decoded = match self.extras.as_deref().map(beside_request) {
             None => self.codec.decode_seed(seeds, &self.message),
-            Some(Beside::Tail(tail, scratch)) => {
-                self.codec.decode_parts(seeds, &self.message, tail, scratch)
-            }
-            Some(Beside::Plan(plan, tail, scratch)) => {
-                let seeds = ByName { seeds, names: method.arguments };
-                decode_by_plan(self.codec, plan, seeds, &self.message, tail, scratch)
+            Some(Beside { tail, by, scratch }) => {
+                let by = by.map_err(|why| undescribed_arguments(method, why))?;
+                match (by, tail) {
+                    (By::OwnTypes, None) => self.codec.decode_seed(seeds, &self.message),
+                    (By::OwnTypes, Some(tail)) => {
+                        self.codec.decode_parts(seeds, &self.message, tail, scratch)
+                    }
+                    (by, tail) => {
+                        let seeds = ByName { seeds, names: method.arguments };
+                        decode_by(self.codec, by, seeds, &self.message, tail, scratch)
+                    }
+                }
             }
         };
         decoded.map_err(|error| undecodable_arguments(method, error))
@@ -330,6 +333,11 @@ impl Incoming {
 }
 
 #[cold]
+fn undescribed_arguments(method: &'static MethodDescriptor, why: &str) -> Reply {
+    Reply::Status(undescribed(method, "the arguments", why))
+}
+
+#[cold]
 fn undecodable_arguments(method: &'static MethodDescriptor, error: CodecError) -> Reply {
     let what = error.describe(method.arguments);
     let text = undecodable("the arguments", method, &what, error.kind());
@@ -381,10 +389,10 @@ where
 {
     let ReplyParts { codec, method, outcome, into } = parts;
     match outcome {
-        Ok((kind @ ReplyKind::Ok, message)) => {
-            take::<T, H>(codec, method, (kind, H::default()), message, into)
+        Ok(value @ Value { kind: ReplyKind::Ok, .. }) => {
+            take::<T, H>(codec, method, H::default(), value, into)
         }
-        Ok((ReplyKind::UserError, message)) => Err(unexpected_user_error(method, &message)),
+        Ok(Value { decoding, .. }) => Err(unexpected_user_error(method, &decoding)),
         Err(status) => Err(status),
     }
 }
@@ -400,8 +408,8 @@ where
 {
     let ReplyParts { codec, method, outcome, into } = parts;
     match outcome {
-        Ok((kind @ ReplyKind::UserError, message)) => {
-            let error = take::<E, F>(codec, method, (kind, F::default()), message, into)?;
+        Ok(value @ Value { kind: ReplyKind::UserError, .. }) => {
+            let error = take::<E, F>(codec, method, F::default(), value, into)?;
             Err(CallError::User(error))
         }
         outcome => {
@@ -415,24 +423,17 @@ where
 fn take<T, H>(
     codec: Codec,
     method: &'static MethodDescriptor,
-    (kind, shape): (ReplyKind, H),
-    mut message: Message,
+    shape: H,
+    Value { kind, decoding, mut message }: Value,
     into: Option<Box<BulkMut>>,
 ) -> Result<T, Status>
 where
     H: for<'de> TakeShape<'de, T>,
 {
-    let tail = if into.is_some() || !message.is_plain() {
+    let tail = if into.is_some() || !message.is_plain() || !decoding.is_own() {
         let tail = take_tail(&mut message, into)?;
-        if let Some(resolution) = Resolution::of(&message) {
-            return take_resolved::<T, H>(
-                codec,
-                method,
-                (kind, shape),
-                &message,
-                tail,
-                &resolution,
-            );
+        if !decoding.is_own() {
+            return take_planned::<T, H>(codec, method, (kind, shape), &message, tail, &decoding);
         }
         tail
     } else {
@@ -453,29 +454,23 @@ where
 /// Reads a reply of a callee whose types differ.
 #[cold]
 #[inline(never)]
-fn take_resolved<T, H>(
+fn take_planned<T, H>(
     codec: Codec,
     method: &'static MethodDescriptor,
     (kind, shape): (ReplyKind, H),
     message: &Message,
     tail: Option<Tail<'_>>,
-    resolution: &Resolution,
+    decoding: &Decoding,
 ) -> Result<T, Status>
 where
     H: for<'de> TakeShape<'de, T>,
 {
+    let by = match kind {
+        ReplyKind::Ok => decoding.result().map_err(|why| undescribed(method, "the reply", why))?,
+        ReplyKind::UserError => decoding.error().map_err(|why| unreadable_error(method, why))?,
+    };
     let scratch = Scratch::new();
-    let plan = match kind {
-        ReplyKind::Ok => resolution.result(),
-        ReplyKind::UserError => resolution.error().map_err(|why| unreadable_error(method, why))?,
-    };
-    let decoded = match (plan, tail) {
-        (Some(plan), tail) => {
-            decode_by_plan(codec, plan, seed::<T, H>(shape), message, tail, &scratch)
-        }
-        (None, None) => codec.decode_seed(seed::<T, H>(shape), message),
-        (None, Some(tail)) => codec.decode_parts(seed::<T, H>(shape), message, tail, &scratch),
-    };
+    let decoded = decode_by(codec, by, seed::<T, H>(shape), message, tail, &scratch);
     decoded.map_err(|error| match kind {
         ReplyKind::Ok => unfit_reply(method, error),
         ReplyKind::UserError => unreadable_error(method, &error.to_string()),
@@ -509,8 +504,8 @@ fn landed(tail: Payload, into: Option<Box<BulkMut>>) -> Result<Bulk, ReadError> 
 }
 
 #[cold]
-fn unexpected_user_error(method: &'static MethodDescriptor, message: &Message) -> Status {
-    if Resolution::of(message).is_some() {
+fn unexpected_user_error(method: &'static MethodDescriptor, decoding: &Decoding) -> Status {
+    if !decoding.is_own() {
         return unreadable_error(method, "the method has no error type here");
     }
     Status::internal(format!(

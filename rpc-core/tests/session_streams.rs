@@ -517,7 +517,7 @@ fn items_wait_for_a_long_request() {
     let incoming = requested(&mut server, BOTH);
     assert_eq!(parsed(&mut server).len(), 1);
     let wire_id = rpc_core::wire::WireId { slot: 0, generation: 1 };
-    take(&mut client, &wire::opened(wire_id, false)).expect("correct");
+    take(&mut client, &wire::opened(wire_id, false, wire::HowRead::Same)).expect("correct");
     settle(&mut client, &mut server);
     assert_eq!(read(&mut server, incoming), (texts(&["a"]), Some(StreamEnd::Clean)));
     assert_eq!(server.writable(incoming), Err(SendError::Stopped(3)));

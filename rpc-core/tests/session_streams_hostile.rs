@@ -8,7 +8,7 @@ use rpc_core::session::{
     SessionLimits, StartCall, StreamLimits,
 };
 use rpc_core::wire::{
-    self, ItemHead, Kind, ReplyKind, RequestHead, ResponseHead, WireError, WireId,
+    self, HowRead, ItemHead, Kind, ReplyKind, RequestHead, ResponseHead, WireError, WireId,
 };
 use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::memory::budget::MemoryBudget;
@@ -80,20 +80,20 @@ fn request(id: WireId, streams: CallStreams) -> Vec<u8> {
 fn item(id: WireId, results: bool, number: u32, len: usize) -> Vec<u8> {
     let mut frame = OutBuf::new();
     frame.extend_from_slice(&vec![7; len]);
+    let read = if results { HowRead::Same } else { HowRead::Unsaid };
     wire::prepend_item(
         &mut frame,
-        &ItemHead { id, results, number, has_parts: false, is_metadata: false },
+        &ItemHead { id, results, number, has_parts: false, is_metadata: false, read },
     );
     frame.to_vec()
 }
 
 fn response(id: WireId, items: u32) -> Vec<u8> {
     let mut frame = OutBuf::new();
-    let (signature_accepted, has_parts, is_reset) = (false, false, false);
+    let (read, has_parts, is_reset) = (HowRead::Same, false, false);
     let kind = ReplyKind::Ok;
     let metadata_bytes = 0;
-    let head =
-        ResponseHead { id, kind, signature_accepted, has_parts, items, is_reset, metadata_bytes };
+    let head = ResponseHead { id, kind, read, has_parts, items, is_reset, metadata_bytes };
     wire::prepend_response(&mut frame, &head);
     frame.to_vec()
 }
@@ -191,7 +191,8 @@ fn metadata(number: u32, len: usize) -> Vec<u8> {
     let mut frame = OutBuf::new();
     frame.extend_from_slice(&vec![7; len]);
     let (has_parts, is_metadata) = (false, true);
-    let head = ItemHead { id: ID, results: true, number, has_parts, is_metadata };
+    let read = HowRead::Same;
+    let head = ItemHead { id: ID, results: true, number, has_parts, is_metadata, read };
     wire::prepend_item(&mut frame, &head);
     frame.to_vec()
 }
@@ -307,11 +308,11 @@ fn each_receiver_rule_has_its_error() {
     assert_eq!(error(&mut server, &wire::stop(ID, true, 0)), SessionError::StopTwice(ID));
 
     let (mut client, _) = client_with(ARGUMENTS);
-    take(&mut client, &wire::opened(ID, false)).expect("correct");
-    take(&mut client, &wire::opened(ID, true)).expect("correct");
+    take(&mut client, &wire::opened(ID, false, HowRead::Same)).expect("correct");
+    take(&mut client, &wire::opened(ID, true, HowRead::Same)).expect("correct");
     let twice = SessionError::OpenedTwice(ID);
-    assert_eq!(error(&mut client, &wire::opened(ID, true)), twice);
-    assert_eq!(error(&mut client, &wire::opened(ID, false)), twice);
+    assert_eq!(error(&mut client, &wire::opened(ID, true, HowRead::Same)), twice);
+    assert_eq!(error(&mut client, &wire::opened(ID, false, HowRead::Same)), twice);
 }
 
 #[test]
@@ -332,7 +333,7 @@ fn frames_for_missing_streams_are_refused() {
         assert_eq!(error(&mut client, &response(ID, 1)), not_open);
     }
     let (mut client, _) = client_with(CallStreams::NONE);
-    assert_eq!(error(&mut client, &wire::opened(ID, true)), not_open);
+    assert_eq!(error(&mut client, &wire::opened(ID, true, HowRead::Same)), not_open);
 
     let unknown = SessionError::UnknownStream(ID);
     let (mut client, mut server) = pair();
@@ -340,7 +341,7 @@ fn frames_for_missing_streams_are_refused() {
         assert_eq!(error(end, &item(ID, results, 0, 1)), unknown);
     }
     assert_eq!(error(&mut server, &wire::half_close(ID, 0)), unknown);
-    assert_eq!(error(&mut client, &wire::opened(ID, false)), unknown);
+    assert_eq!(error(&mut client, &wire::opened(ID, false, HowRead::Same)), unknown);
 
     // A peer whose hello did not offer streams.
     let without = SessionLimits { streams: None, ..limits() };

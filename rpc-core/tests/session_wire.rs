@@ -2,7 +2,7 @@
 
 use rpc_core::session::{Revoked, Role, Session, SessionLimits};
 use rpc_core::wire::{
-    self, CallStreams, Frame, Hello, ItemHead, Kind, Part, Parts, ReplyKind, RequestHead,
+    self, CallStreams, Frame, Hello, HowRead, ItemHead, Kind, Part, Parts, ReplyKind, RequestHead,
     ResponseHead, StreamWindow, WireError, WireId,
 };
 use rpc_transport::message::outgoing::OutBuf;
@@ -25,11 +25,11 @@ fn request(head: &RequestHead, metadata: &[u8], bytes: &[u8]) -> Vec<u8> {
     frame.to_vec()
 }
 
-fn response_head(kind: ReplyKind, signature_accepted: bool) -> ResponseHead {
+fn response_head(kind: ReplyKind, is_same: bool) -> ResponseHead {
     ResponseHead {
         id: ID,
         kind,
-        signature_accepted,
+        read: if is_same { HowRead::Same } else { HowRead::Unsaid },
         has_parts: false,
         items: 0,
         is_reset: false,
@@ -37,8 +37,8 @@ fn response_head(kind: ReplyKind, signature_accepted: bool) -> ResponseHead {
     }
 }
 
-fn response(kind: ReplyKind, signature_accepted: bool, bytes: &[u8]) -> Vec<u8> {
-    response_of(&response_head(kind, signature_accepted), bytes)
+fn response(kind: ReplyKind, is_same: bool, bytes: &[u8]) -> Vec<u8> {
+    response_of(&response_head(kind, is_same), bytes)
 }
 
 fn response_of(head: &ResponseHead, bytes: &[u8]) -> Vec<u8> {
@@ -47,8 +47,14 @@ fn response_of(head: &ResponseHead, bytes: &[u8]) -> Vec<u8> {
     frame.to_vec()
 }
 
-const ITEM: ItemHead =
-    ItemHead { id: ID, results: false, number: 0x3132_3334, has_parts: false, is_metadata: false };
+const ITEM: ItemHead = ItemHead {
+    id: ID,
+    results: false,
+    number: 0x3132_3334,
+    has_parts: false,
+    is_metadata: false,
+    read: HowRead::Unsaid,
+};
 
 fn item(head: &ItemHead, bytes: &[u8]) -> Vec<u8> {
     let mut frame = body(bytes);
@@ -95,7 +101,7 @@ fn golden() -> Vec<(Vec<u8>, &'static str, Frame)> {
     let detailed = ReplyKind::Status { code: 5, retryable: false, details_bytes: 2 };
     let plain_reply = response_head(ReplyKind::Ok, false);
     let beside = ResponseHead { metadata_bytes: 2, ..response_head(detailed, false) };
-    let head = |kind, signature_accepted| Frame::Response(response_head(kind, signature_accepted));
+    let head = |kind, is_same| Frame::Response(response_head(kind, is_same));
     vec![
         (
             wire::hello(&old_hello).to_vec(),
@@ -175,6 +181,21 @@ fn golden() -> Vec<(Vec<u8>, &'static str, Frame)> {
             Frame::Item(ItemHead { results: true, is_metadata: true, ..ITEM }),
         ),
         (
+            response_of(&ResponseHead { read: HowRead::BySchema, ..plain_reply }, b"r"),
+            "03000001 00000000 04030201 08070605 72",
+            Frame::Response(ResponseHead { read: HowRead::BySchema, ..plain_reply }),
+        ),
+        (
+            item(&ItemHead { results: true, read: HowRead::Same, ..ITEM }, b"item"),
+            "06090000 34333231 04030201 08070605 6974656d",
+            Frame::Item(ItemHead { results: true, read: HowRead::Same, ..ITEM }),
+        ),
+        (
+            item(&ItemHead { results: true, read: HowRead::BySchema, ..ITEM }, b"item"),
+            "06010001 34333231 04030201 08070605 6974656d",
+            Frame::Item(ItemHead { results: true, read: HowRead::BySchema, ..ITEM }),
+        ),
+        (
             wire::half_close(ID, 0x3132_3334).to_vec(),
             "07000000 34333231 04030201 08070605",
             Frame::HalfClose { id: ID, items: 0x3132_3334 },
@@ -195,14 +216,24 @@ fn golden() -> Vec<(Vec<u8>, &'static str, Frame)> {
             },
         ),
         (
-            wire::opened(ID, false).to_vec(),
+            wire::opened(ID, false, HowRead::Unsaid).to_vec(),
             "0b000000 00000000 04030201 08070605",
-            Frame::Opened { id: ID, accepted: false },
+            Frame::Opened { id: ID, accepted: false, read: HowRead::Unsaid },
         ),
         (
-            wire::opened(ID, true).to_vec(),
+            wire::opened(ID, false, HowRead::Same).to_vec(),
+            "0b080000 00000000 04030201 08070605",
+            Frame::Opened { id: ID, accepted: false, read: HowRead::Same },
+        ),
+        (
+            wire::opened(ID, true, HowRead::BySchema).to_vec(),
+            "0b010001 00000000 04030201 08070605",
+            Frame::Opened { id: ID, accepted: true, read: HowRead::BySchema },
+        ),
+        (
+            wire::opened(ID, true, HowRead::Unsaid).to_vec(),
             "0b010000 00000000 04030201 08070605",
-            Frame::Opened { id: ID, accepted: true },
+            Frame::Opened { id: ID, accepted: true, read: HowRead::Unsaid },
         ),
         (
             wire::stop(ID, true, 8).to_vec(),
@@ -391,7 +422,7 @@ fn encode_again(frame: &Frame, rest: &[u8]) -> Option<Vec<u8>> {
         Frame::Credit { id, results, items, bytes } => {
             wire::credit(*id, *results, *items, *bytes).to_vec()
         }
-        Frame::Opened { id, accepted } => wire::opened(*id, *accepted).to_vec(),
+        Frame::Opened { id, accepted, read } => wire::opened(*id, *accepted, *read).to_vec(),
         Frame::Stop { id, results, code } => wire::stop(*id, *results, *code).to_vec(),
         Frame::Hello(_) => return None,
     })

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 use rpc_core::codec::{Scratch, Tail};
 use rpc_core::reflect::MethodInfo;
 use rpc_core::service::{
-    LearntMethod, Message, MethodDescriptor, ReplyKind, ReplyParts, TooManyMethods,
+    Decoding, LearntMethod, Message, MethodDescriptor, ReplyKind, ReplyParts, TooManyMethods,
 };
 use rpc_core::{Bulk, CallError, Codec, Metadata, Status};
 use rpc_schema::schema::{Id, Root, Schema};
@@ -44,10 +44,12 @@ pub(crate) fn reply(mut parts: ReplyParts) -> Result<Body, Failure> {
     let metadata = parts.take_metadata();
     let codec = parts.codec;
     let body = |message| Body { codec, message, metadata };
-    match parts.outcome {
-        Ok((ReplyKind::Ok, message)) => Ok(body(message)),
-        Ok((ReplyKind::UserError, message)) => Err(CallError::User(body(message))),
-        Err(status) => Err(CallError::Status(status)),
+    let value = parts.outcome.map_err(CallError::Status)?;
+    let kind = value.kind();
+    let message = value.by_own_types(parts.method).map_err(CallError::Status)?;
+    match kind {
+        ReplyKind::Ok => Ok(body(message)),
+        ReplyKind::UserError => Err(CallError::User(body(message))),
     }
 }
 
@@ -57,9 +59,11 @@ pub(crate) fn accepted(parts: ReplyParts) -> Result<(), Failure> {
 
 pub(crate) fn item(
     codec: Codec,
-    _: &'static MethodDescriptor,
+    method: &'static MethodDescriptor,
+    decoding: &Decoding,
     message: Message,
 ) -> Result<Body, Status> {
+    decoding.check_own(method)?;
     Ok(Body { codec, message, metadata: Metadata::new() })
 }
 

@@ -9,7 +9,7 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Instant;
 
 use rpc_core::identity::Identity;
-use rpc_core::service::{Dispatch, MethodDescriptor, Reply, Request};
+use rpc_core::service::{Decoding, Dispatch, MethodDescriptor, Reply, Request};
 use rpc_core::{Context, Metadata};
 use rpc_transport::device::PeerIdentity;
 use rpc_transport::message::outgoing::OutBuf;
@@ -114,7 +114,7 @@ fn serve(
         .with_deadline(Some(Instant::now()))
         .with_metadata(Metadata::new())
         .with_identity(Arc::clone(caller));
-    let request = Request::new(Message::copied(args), codec, context);
+    let request = Request::new(Message::copied(args), codec, Decoding::OwnTypes, context);
     let mut handler = server.dispatch(method, request);
     let mut cx = TaskContext::from_waker(Waker::noop());
     let reply = loop {
@@ -161,7 +161,8 @@ fn many_handlers_at_once_allocate_nothing_either() {
     let mut handlers = Vec::with_capacity(32);
     let mut round = || {
         for _ in 0..32 {
-            let request = Request::new(Message::copied(&args), codec, Context::new());
+            let message = Message::copied(&args);
+            let request = Request::new(message, codec, Decoding::OwnTypes, Context::new());
             handlers.push(server.dispatch(2, request));
         }
         let mut cx = TaskContext::from_waker(Waker::noop());

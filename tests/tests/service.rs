@@ -6,7 +6,7 @@ use std::future::{Future, poll_fn};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rpc_core::service::{Dispatch, MethodDescriptor, Request};
+use rpc_core::service::{Decoding, Dispatch, MethodDescriptor, Request};
 use rpc_core::{CallError, Channel, Code, Codec, Context, Status};
 use rpc_transport::message::received::Message;
 use serde::{Deserialize, Serialize};
@@ -220,7 +220,7 @@ async fn what_has_not_changed_still_works() {
 /// A server's answer to a request with these bytes.
 async fn answer(dispatch: &dyn Dispatch, method: usize, bytes: &[u8]) -> Status {
     let message = Message::copied(bytes);
-    let request = Request::new(message, Codec::default(), Context::new());
+    let request = Request::new(message, Codec::default(), Decoding::OwnTypes, Context::new());
     let mut handler = dispatch.dispatch(method, request);
     let reply = poll_fn(|cx| handler.poll_caught(cx)).await;
     match reply {

@@ -9,7 +9,7 @@ use rpc_core::session::{
     SessionLimits, StartCall, StreamId, StreamLimits,
 };
 use rpc_core::wire::{
-    self, Frame, Hello, ItemHead, RequestHead, ResponseHead, StreamWindow, WireId,
+    self, Frame, Hello, HowRead, ItemHead, RequestHead, ResponseHead, StreamWindow, WireId,
 };
 use rpc_transport::device::connection_error::CloseCause;
 use rpc_transport::message::outgoing::OutBuf;
@@ -90,7 +90,7 @@ impl Peer {
                 }
                 1 if known.streams.any() && !known.opened => {
                     known.opened = true;
-                    wire::opened(id, true)
+                    wire::opened(id, true, HowRead::Same)
                 }
                 2 if known.streams.arguments => {
                     known.streams.arguments = false;
@@ -100,7 +100,8 @@ impl Peer {
                     known.number += 1;
                     let is_metadata = number == 0 && bytes.len() % 2 == 1;
                     let (results, has_parts) = (true, false);
-                    item(ItemHead { id, results, number, has_parts, is_metadata }, &bytes)
+                    let read = HowRead::Same;
+                    item(ItemHead { id, results, number, has_parts, is_metadata, read }, &bytes)
                 }
                 _ => {
                     self.yours.remove(at);
@@ -134,7 +135,14 @@ impl Peer {
             _ if known.streams.arguments => {
                 known.number += 1;
                 item(
-                    ItemHead { id, results: false, number, has_parts: false, is_metadata: false },
+                    ItemHead {
+                        id,
+                        results: false,
+                        number,
+                        has_parts: false,
+                        is_metadata: false,
+                        read: HowRead::Unsaid,
+                    },
                     &bytes,
                 )
             }
@@ -161,11 +169,10 @@ fn request(id: WireId, streams: CallStreams, bytes: &[u8]) -> OutBuf {
 
 fn response(id: WireId, items: u32, bytes: &[u8]) -> OutBuf {
     let mut frame = body(bytes);
-    let (signature_accepted, has_parts, is_reset) = (true, false, false);
+    let (read, has_parts, is_reset) = (HowRead::Same, false, false);
     let kind = ReplyKind::Ok;
     let metadata_bytes = 0;
-    let head =
-        ResponseHead { id, kind, signature_accepted, has_parts, items, is_reset, metadata_bytes };
+    let head = ResponseHead { id, kind, read, has_parts, items, is_reset, metadata_bytes };
     wire::prepend_response(&mut frame, &head);
     frame
 }
@@ -174,6 +181,15 @@ fn item(head: ItemHead, bytes: &[u8]) -> OutBuf {
     let mut frame = body(bytes);
     wire::prepend_item(&mut frame, &head);
     frame
+}
+
+/// Mostly what a correct callee says.
+fn how_read(rng: &mut Rng) -> HowRead {
+    match rng.below(10) {
+        0 => HowRead::Unsaid,
+        1 => HowRead::BySchema,
+        _ => HowRead::Same,
+    }
 }
 
 /// Any frame that its receiver can read.
@@ -191,7 +207,8 @@ fn frame(rng: &mut Rng) -> OutBuf {
         2 => response(id, few, &bytes),
         3..=6 => {
             let (has_parts, is_metadata) = (false, rng.chance(5));
-            item(ItemHead { id, results, number, has_parts, is_metadata }, &bytes)
+            let read = if results { how_read(rng) } else { HowRead::Unsaid };
+            item(ItemHead { id, results, number, has_parts, is_metadata, read }, &bytes)
         }
         7 => wire::half_close(id, number),
         8 => wire::reset(id, code.max(1)),
@@ -200,7 +217,7 @@ fn frame(rng: &mut Rng) -> OutBuf {
             let bytes = if rng.chance(95) { 100 } else { u64::MAX };
             wire::credit(id, results, items, bytes)
         }
-        10 if rng.chance(50) => wire::opened(id, results),
+        10 if rng.chance(50) => wire::opened(id, results, how_read(rng)),
         10 => wire::stop(id, results, code),
         _ if rng.chance(50) => wire::cancel(id),
         _ => wire::cancelled(id),

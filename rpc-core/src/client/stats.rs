@@ -3,8 +3,9 @@
 use super::shared::{Retries, Shared, Targets};
 use super::subchannel::Subchannel;
 use crate::endpoint::survey::survey;
-use crate::resolution::converted_by_caller;
+use crate::resolution::Role;
 use crate::stats::ChannelStats;
+use crate::stats::converted::converted;
 #[cfg(feature = "metrics")]
 use crate::{client::Channel, stats::MetricsPublisher};
 
@@ -31,7 +32,7 @@ impl Shared {
         };
         let methods = self.counts.methods.read();
         ChannelStats {
-            converted: converted_by_caller(&methods),
+            converted: converted(Role::Caller, &methods),
             methods,
             members,
             resolver,

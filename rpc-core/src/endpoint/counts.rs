@@ -148,6 +148,7 @@ pub(crate) fn end_of(outcome: &Outcome) -> (End, u64) {
                 Failure::DeadlineExceeded => Code::DeadlineExceeded,
                 Failure::NoMemory(_) => Code::ResourceExhausted,
                 Failure::PeerHasNoStreams => Code::Unimplemented,
+                Failure::TypesDisagree => Code::Internal,
                 _ => Code::Unavailable,
             };
             (End::Code(code), 0)

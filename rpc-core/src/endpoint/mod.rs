@@ -44,6 +44,7 @@ use self::send_quota::SendQuota;
 use crate::bulk::BulkPool;
 use crate::identity::{Credentials, Identity, Proof, Verified};
 use crate::metadata::DEFAULT_MAX_BYTES;
+use crate::resolution::Planned;
 use crate::runtime::phase::Watch;
 use crate::session::{Incoming, Revoked, Role, Session, SessionEvent, SessionLimits};
 use crate::stats::counts::Methods;
@@ -81,6 +82,8 @@ pub(crate) struct RpcEndpoint {
     /// What the peer has proven, until the connection is established.
     proof: Option<Arc<Proof>>,
     pub(crate) counts: EndpointCounts,
+    /// How values of the peer are decoded whose types differ, by the session's numbers.
+    plans: Vec<Planned>,
 }
 
 /// Work to be done outside the shard's lock.
@@ -154,6 +157,7 @@ impl RpcEndpoint {
             door: None,
             proof: None,
             counts: EndpointCounts::default(),
+            plans: Vec::new(),
         }
     }
 

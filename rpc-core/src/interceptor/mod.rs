@@ -38,7 +38,7 @@ pub use self::server::{Inbound, ServerInterceptor};
 pub use crate::context::extensions::Extensions;
 use crate::metadata::Metadata;
 use crate::method::MethodDescriptor;
-use crate::reply::{CallOutcome, Reply};
+use crate::reply::{CallOutcome, Reply, Value};
 use crate::service::ReplyKind;
 use crate::status::{Code, Status};
 use crate::stream::item_counts::ItemCounters;
@@ -85,9 +85,12 @@ enum Found<'a> {
 impl<'a> Found<'a> {
     fn ending(self) -> Ending<'a> {
         match self {
-            Self::Reply(Reply::Ok(_)) | Self::Outcome(Some(Ok((ReplyKind::Ok, _)))) => Ending::Ok,
+            Self::Reply(Reply::Ok(_))
+            | Self::Outcome(Some(Ok(Value { kind: ReplyKind::Ok, .. }))) => Ending::Ok,
             Self::Reply(Reply::UserError(_))
-            | Self::Outcome(Some(Ok((ReplyKind::UserError, _)))) => Ending::UserError,
+            | Self::Outcome(Some(Ok(Value { kind: ReplyKind::UserError, .. }))) => {
+                Ending::UserError
+            }
             Self::Status(status)
             | Self::Reply(Reply::Status(status))
             | Self::Outcome(Some(Err(status))) => Ending::Status(status),
@@ -98,7 +101,7 @@ impl<'a> Found<'a> {
     fn body(self) -> Body<'a> {
         match self {
             Self::Reply(Reply::Ok(body) | Reply::UserError(body)) => Body::Sent(body),
-            Self::Outcome(Some(Ok((_, message)))) => Body::Received(message),
+            Self::Outcome(Some(Ok(value))) => Body::Received(&value.message),
             _ => Body::None,
         }
     }

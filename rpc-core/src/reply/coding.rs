@@ -75,6 +75,12 @@ pub(crate) fn unfit_reply(method: &'static MethodDescriptor, error: CodecError) 
         .with_source(Arc::new(error) as Arc<dyn std::error::Error + Send + Sync>)
 }
 
+/// The status of a call with a value that one of the two ends does not describe.
+#[cold]
+pub(crate) fn undescribed(method: &'static MethodDescriptor, part: &str, why: &str) -> Status {
+    Status::internal(format!("cannot decode {part} of {}: {why}", method.name))
+}
+
 /// The status of a call that ended with the method's own error, which does not fit its type here.
 #[cold]
 pub(crate) fn unreadable_error(method: &'static MethodDescriptor, why: &str) -> Status {

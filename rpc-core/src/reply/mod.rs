@@ -7,10 +7,12 @@ use std::fmt;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 
+use self::coding::unreadable_error;
 use crate::bulk::BulkMut;
 use crate::codec::Codec;
 use crate::metadata::Metadata;
 use crate::method::MethodDescriptor;
+use crate::resolution::Decoding;
 use crate::status::{Code, Status};
 
 /// The kind of body that a reply has, which decides how to decode it.
@@ -66,7 +68,39 @@ fn mark(body: &mut OutBuf, metadata: &Metadata) {
 }
 
 /// How a call ended, before its body is decoded; `None`: it has not.
-pub(crate) type CallOutcome = Option<Result<(ReplyKind, Message), Status>>;
+pub(crate) type CallOutcome = Option<Result<Value, Status>>;
+
+/// A reply that is no status, encoded.
+#[derive(Debug)]
+pub struct Value {
+    pub(crate) kind: ReplyKind,
+    pub(crate) decoding: Decoding,
+    pub(crate) message: Message,
+}
+
+impl Value {
+    /// A result of a callee whose types are those of this end.
+    #[inline]
+    pub(crate) fn of_own_types(message: Message) -> Self {
+        Self { kind: ReplyKind::Ok, decoding: Decoding::OwnTypes, message }
+    }
+
+    /// What the body is.
+    #[must_use]
+    pub fn kind(&self) -> ReplyKind {
+        self.kind
+    }
+
+    /// The message, for a decoder that knows no types but this end's.
+    ///
+    /// # Errors
+    /// [`Internal`](Code::Internal) if the callee's types differ: read by others, its bytes may
+    /// give wrong values.
+    pub fn by_own_types(self, method: &MethodDescriptor) -> Result<Message, Status> {
+        self.decoding.check_own(method)?;
+        Ok(self.message)
+    }
+}
 
 /// A reply as a client sees it.
 #[non_exhaustive]
@@ -76,16 +110,32 @@ pub struct ReplyParts {
     /// The method that was called.
     pub method: &'static MethodDescriptor,
     /// The reply, or why there is none.
-    pub outcome: Result<(ReplyKind, Message), Status>,
+    pub outcome: Result<Value, Status>,
     /// The buffer to receive the reply's payload in.
     pub(crate) into: Option<Box<BulkMut>>,
 }
 
 impl ReplyParts {
+    /// The reply is an early refusal of a stream: its error has another type than those that end
+    /// the stream.
+    #[cold]
+    pub(crate) fn of_refusal(mut self) -> Self {
+        if let Ok(value) = &mut self.outcome {
+            match value.decoding.of_refusal() {
+                Ok(decoding) => value.decoding = decoding,
+                Err(why) => {
+                    let status = unreadable_error(self.method, why);
+                    self.outcome = Err(status);
+                }
+            }
+        }
+        self
+    }
+
     /// Takes the metadata that came with the reply. What cannot be read takes the reply's place.
     pub fn take_metadata(&mut self) -> Metadata {
         let message = match &mut self.outcome {
-            Ok((_, message)) => message,
+            Ok(value) => &mut value.message,
             Err(status) => return status.metadata().clone(),
         };
         let metadata = Metadata::decode(message.marked());

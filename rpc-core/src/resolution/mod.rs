@@ -2,13 +2,14 @@
 //!
 //! Owns the plans by which they are read: a callee reads arguments by the caller's schema, a caller
 //! reads results and errors by the callee's. Nobody writes by a schema of another. Which messages
-//! are read by a plan is decided in `server` and `client`: they put it into the message's note.
+//! are read by a plan is decided in `server` and `session`, for each call: see [`Decoding`].
 //!
 //! Invariants:
 //! 1. A plan is found by the text of a schema, never by a hash that a peer has sent.
 //! 2. A schema and its plan are bounded, whatever the peer has sent.
 
 mod cache;
+mod decoding;
 mod known;
 mod used;
 
@@ -18,17 +19,16 @@ use rpc_schema::Plan;
 use rpc_schema::plan::Problem;
 use rpc_schema::schema::Root;
 use rpc_schema::text::parse;
-use rpc_transport::message::received::{Message, Note};
 use serde::de::DeserializeSeed;
 
+pub(crate) use self::decoding::By;
+pub use self::decoding::{Decoding, Planned};
 pub(crate) use self::known::KnownSchemas;
 use self::used::Used;
-pub(crate) use self::used::{converted_by_callee, converted_by_caller};
+pub(crate) use self::used::uses;
 use crate::codec::{Codec, CodecError, Scratch, Tail};
 use crate::layout::{MAX_SCHEMA_BYTES, MethodTypes, OwnTypes, version};
 use crate::method::MethodDescriptor;
-use crate::reply::ReplyParts;
-use crate::status::Code;
 use crate::text::printable;
 
 /// Most memory of a plan, bytes.
@@ -60,25 +60,12 @@ enum Plans {
 
 /// A role in calls of a method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Role {
+pub(crate) enum Role {
     Caller,
     Callee,
 }
 
 impl Resolution {
-    /// The resolution that a message is to be read by.
-    pub(crate) fn of_note(note: &Note) -> Option<Arc<Self>> {
-        Arc::clone(note).downcast().ok()
-    }
-
-    /// The resolution that a message is to be read by. The message counts.
-    #[cold]
-    pub(crate) fn of(message: &Message) -> Option<Arc<Self>> {
-        let resolution = Self::of_note(message.note()?)?;
-        resolution.used.count();
-        Some(resolution)
-    }
-
     /// At a callee: how the arguments of a caller with this schema are read.
     ///
     /// # Errors
@@ -148,60 +135,6 @@ impl Resolution {
         })
     }
 
-    /// The plan for arguments; `None`: they are read as they are.
-    pub(crate) fn arguments(&self) -> Option<&Plan> {
-        match &self.plans {
-            Plans::Arguments { arguments: plan, .. } if !plan.is_same() => Some(plan),
-            _ => None,
-        }
-    }
-
-    /// The plan for items; `None`: they are read as they are.
-    pub(crate) fn item(&self) -> Option<&Plan> {
-        let (Plans::Arguments { item, .. } | Plans::Replies { item, .. }) = &self.plans;
-        item.as_ref().filter(|plan| !plan.is_same())
-    }
-
-    /// The reply is an early refusal of a stream: its error has another type than those that end
-    /// the stream.
-    #[cold]
-    pub(crate) fn of_refusal(parts: &mut ReplyParts) {
-        if let Ok((_, message)) = &mut parts.outcome
-            && let Some(resolution) = Self::of(message)
-            && let Plans::Replies { refusal: Some(refusal), .. } = &resolution.plans
-        {
-            message.set_note(Arc::<Self>::clone(refusal));
-        }
-    }
-
-    /// The code for a value that does not fit its type here.
-    pub(crate) fn misfit_code(&self) -> Code {
-        match &self.plans {
-            Plans::Arguments { .. } => Code::InvalidArgument,
-            Plans::Replies { .. } => Code::DataLoss,
-        }
-    }
-
-    /// The plan for results; `None`: they are read as they are.
-    pub(crate) fn result(&self) -> Option<&Plan> {
-        match &self.plans {
-            Plans::Replies { result: Some(plan), .. } if !plan.is_same() => Some(plan),
-            _ => None,
-        }
-    }
-
-    /// The plan for errors; `None`: they are read as they are.
-    ///
-    /// # Errors
-    /// Why none can be read.
-    pub(crate) fn error(&self) -> Result<Option<&Plan>, &str> {
-        match &self.plans {
-            Plans::Replies { error: Some(Ok(plan)), .. } if !plan.is_same() => Ok(Some(plan)),
-            Plans::Replies { error: Some(Err(why)), .. } => Err(why),
-            _ => Ok(None),
-        }
-    }
-
     fn new(
         method: &'static MethodDescriptor,
         text: &str,
@@ -264,17 +197,19 @@ impl Plans {
 /// Decodes what a peer has written whose types differ. Methods in a format with names have no plan.
 #[cold]
 #[inline(never)]
-pub(crate) fn decode_by_plan<'de, S: DeserializeSeed<'de> + Clone>(
+pub(crate) fn decode_by<'de, S: DeserializeSeed<'de> + Clone>(
     codec: Codec,
-    plan: &Plan,
+    by: By<'_>,
     seed: S,
     message: &'de [u8],
     tail: Option<Tail<'de>>,
     scratch: &'de Scratch,
 ) -> Result<S::Value, CodecError> {
-    match tail {
-        None => codec.decode_positional(plan.seed(seed), message),
-        Some(tail) => codec.decode_parts(plan.seed(seed), message, tail, scratch),
+    match (by, tail) {
+        (By::Plan(plan), None) => codec.decode_positional(plan.seed(seed), message),
+        (By::Plan(plan), Some(tail)) => codec.decode_parts(plan.seed(seed), message, tail, scratch),
+        (By::OwnTypes, None) => codec.decode_seed(seed, message),
+        (By::OwnTypes, Some(tail)) => codec.decode_parts(seed, message, tail, scratch),
     }
 }
 

@@ -3,6 +3,7 @@ use super::known::MOST;
 use super::*;
 use crate::codec::shape::{Plain, seed};
 use crate::layout::Tracer;
+use crate::stats::converted::converted;
 
 static METHOD: MethodDescriptor =
     MethodDescriptor::new("Test.method", "(Item) -> u32", &["item", "note"]).traced(trace);
@@ -69,10 +70,10 @@ fn a_report_of_uses_is_bounded() {
         made.used.count();
     }
     let of = crate::stats::MethodStats { name: METHOD.name, ..Default::default() };
-    let found = converted_by_callee(&[of]);
+    let found = converted(Role::Callee, &[of]);
     assert_eq!(found.len(), 64);
     assert!(found.iter().all(|it| it.method == METHOD.name));
-    assert!(converted_by_callee(&[]).is_empty());
+    assert!(converted(Role::Callee, &[]).is_empty());
 }
 
 #[test]

@@ -1,13 +1,11 @@
 //! A call of the peer as the server sees it, and its result.
 
-use std::task::Waker;
-
 use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::message::outgoing::OutBuf;
 use tokio::task::AbortHandle;
 
 use crate::service::{MethodDescriptor, Reply};
-use crate::session::{CopiedTails, IncomingId, Session};
+use crate::session::IncomingId;
 use crate::status::Status;
 
 /// A call of the peer that is to be answered.
@@ -15,8 +13,6 @@ use crate::status::Status;
 pub(super) struct Call {
     pub(super) key: ConnectionKey,
     pub(super) id: IncomingId,
-    /// The call carried a signature, and it matches the method's.
-    pub(super) accepted: bool,
     /// The method, unless its id is unknown.
     pub(super) method: Option<&'static MethodDescriptor>,
     /// Where it is counted.
@@ -27,16 +23,8 @@ impl Call {
     #[inline]
     pub(super) fn replied(self, reply: Reply) -> Done {
         match reply {
-            Reply::Ok(body) if !self.accepted => Done::Result { call: self, body: Some(body) },
+            Reply::Ok(body) => Done::Result { call: self, body: Some(body) },
             reply => Done::Reply { call: self, reply },
-        }
-    }
-
-    /// Has the session remember the method, if the call carried its signature.
-    pub(super) fn accept(self, session: &mut Session<Waker, AbortHandle>) {
-        if self.accepted {
-            let copied = self.method.map_or(CopiedTails::NONE, MethodDescriptor::copied_tails);
-            session.accept_method(self.id, copied);
         }
     }
 
@@ -46,13 +34,13 @@ impl Call {
 
     #[cold]
     pub(super) fn refused(self, status: Status) -> Done {
-        Done::Reply { call: Self { accepted: false, ..self }, reply: Reply::Status(status) }
+        Done::Reply { call: self, reply: Reply::Status(status) }
     }
 }
 
 /// A result to be handed to the session under the lock.
 pub(super) enum Done {
-    /// Of a method whose signature was accepted before; nothing, once the session has it.
+    /// Nothing, once the session has it.
     Result {
         call: Call,
         body: Option<OutBuf>,

@@ -33,6 +33,7 @@ use crate::identity::Credentials;
 use crate::interceptor;
 use crate::interceptor::server::Chain;
 use crate::metadata::Metadata;
+use crate::resolution::Decoding;
 use crate::runtime::watched::Watched;
 use crate::server::call::{Call, Done};
 use crate::server::request_check::{RequestCheck, check_request};
@@ -114,27 +115,31 @@ impl Handlers {
         connection_context: Arc<ConnectionContext>,
     ) {
         let Self { shard, router, last, done, finished, counts, .. } = self;
-        let accepted = signature.is_some();
         let route = router.find(method, last);
         let lease = counts.of(route.as_ref().ok().map(|_| *last));
         let bytes = message.len() as u64 + message.tail_bytes() - metadata_bytes as u64;
         lease.counts.on_start(bytes);
         let checked = route.and_then(|route| {
-            let is_plain = !accepted && metadata_bytes == 0 && !streams.any();
+            let is_plain = signature.is_none() && metadata_bytes == 0 && !streams.any();
             // As nearly all are.
             if is_plain && !route.method.has_streams() {
                 let codec = route.codec(codec)?;
                 return Ok((
                     route,
-                    RequestCheck { codec, metadata: Metadata::new(), streams: None },
+                    RequestCheck {
+                        codec,
+                        decoding: Decoding::OwnTypes,
+                        metadata: Metadata::new(),
+                        streams: None,
+                    },
                 ));
             }
             let offered = (signature, codec, streams, metadata_bytes);
             let call = (key, id);
-            let (message, context) = (&mut message, &connection_context);
+            let (message, context) = (&message, &connection_context);
             Ok((route, check_request(route, shard, call, offered, message, context)?))
         });
-        let (route, RequestCheck { codec, metadata, streams }) = match checked {
+        let (route, RequestCheck { codec, decoding, metadata, streams }) = match checked {
             Ok(checked) => checked,
             Err(status) => {
                 let status = router.refusal(method, status, &connection_context);
@@ -142,15 +147,15 @@ impl Handlers {
                     true => lease.counts.take_back(bytes),
                     false => lease.counts.on_end(End::Code(status.code()), 0),
                 }
-                done.push(Call { key, id, accepted, method: None, route: 0 }.refused(status));
+                done.push(Call { key, id, method: None, route: 0 }.refused(status));
                 return;
             }
         };
         message.advance(metadata_bytes);
         let context = Context::of_call(deadline, metadata, connection_context, route.method);
-        let request = Some(Request { message, codec, context, streams });
+        let request = Some(Request { message, codec, decoding, context, streams });
         let at = u32::try_from(*last).unwrap_or(u32::MAX);
-        let call = Call { key, id, accepted, method: Some(route.method), route: at };
+        let call = Call { key, id, method: Some(route.method), route: at };
         run(shard, call, route, lease, request, done, finished);
     }
 }
@@ -170,7 +175,6 @@ impl Handlers {
             Done::Uncounted { call, reply } => self.reply(state, call, reply, true),
             Done::Attach { call, handle } => {
                 let refused = state.with(call.key, |peer| {
-                    call.accept(&mut peer.session);
                     peer.session.attach_handler(call.id, handle.clone()).is_err()
                 });
                 if refused != Some(false) {
@@ -192,7 +196,6 @@ impl Handlers {
         let (mut ended, mut reply) = (End::of(&reply), Some(reply));
         let lease = self.counts.of(Some(usize::try_from(route).unwrap_or(usize::MAX)));
         let replied = state.with(key, |peer| {
-            call.accept(&mut peer.session);
             let replied = peer.reply(id, method, &mut reply);
             if replied == Replied::Refused {
                 ended = (End::Code(Code::ResourceExhausted), 0);

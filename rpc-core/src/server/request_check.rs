@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::memory::budget::MemoryBudget;
-use rpc_transport::message::received::{Message, Note};
+use rpc_transport::message::received::Message;
 
 use super::router::Route;
 use crate::codec::Codec;
 use crate::endpoint::RpcShard;
 use crate::endpoint::connection_context::ConnectionContext;
 use crate::metadata::{Metadata, SCHEMA};
-use crate::resolution::Resolution;
+use crate::resolution::{Decoding, Planned, Resolution};
 use crate::service::MethodDescriptor;
 use crate::session::{CallStreams, IncomingId, RAISE, StreamLimits};
 use crate::status::Status;
@@ -22,11 +22,13 @@ use crate::stream::stream_ref::{OwnedStreamRef, Streams};
 /// A request that fits its method.
 pub(super) struct RequestCheck {
     pub(super) codec: Codec,
+    pub(super) decoding: Decoding,
     pub(super) metadata: Metadata,
     pub(super) streams: Option<Box<Streams>>,
 }
 
-/// Checks a request that has more than arguments.
+/// Checks a request that has more than arguments. How its arguments are read is noted with its call
+/// before any handler can answer it, so that each answer says it.
 ///
 /// # Errors
 /// The status of a request that does not fit.
@@ -36,7 +38,7 @@ pub(super) fn check_request(
     shard: &Arc<RpcShard>,
     (key, id): (ConnectionKey, IncomingId),
     (signature, codec, streams, metadata_bytes): (Option<u64>, u8, CallStreams, usize),
-    message: &mut Message,
+    message: &Message,
     connection_context: &Arc<ConnectionContext>,
 ) -> Result<RequestCheck, Status> {
     let codec = route.accept(signature, codec, connection_context)?;
@@ -45,20 +47,22 @@ pub(super) fn check_request(
     if let Some(theirs) = signature.filter(|theirs| !route.method.accepts(*theirs)) {
         let mut metadata = decoded(route.method, metadata)?;
         let resolves = || shard.look(key, |peer| peer.session.peer_resolves()) == Some(true);
-        let note = resolve(route, theirs, &mut metadata, resolves, connection_context)?;
+        let plan = resolve(route, theirs, &mut metadata, resolves, connection_context)?;
+        let decoding = Decoding::Planned(Planned(plan));
         route.accept_streams(streams)?;
         check_length(route.method, metadata.encoded_bytes(), *max_metadata_bytes)?;
-        let mut streams = self::streams(shard, key, id, route.method, memory)?;
-        if let Some(streams) = &mut streams {
-            streams.note = Some(Note::clone(&note));
-        }
-        message.set_note(note);
-        return Ok(RequestCheck { codec, metadata, streams });
+        let streams = self::streams(shard, key, id, route.method, &decoding, memory)?;
+        shard.with(key, |peer| peer.session.accept_by_schema(id));
+        return Ok(RequestCheck { codec, decoding, metadata, streams });
     }
     route.accept_streams(streams)?;
-    let streams = self::streams(shard, key, id, route.method, memory)?;
+    let decoding = Decoding::OwnTypes;
+    let streams = self::streams(shard, key, id, route.method, &decoding, memory)?;
     let metadata = self::metadata(route.method, metadata, *max_metadata_bytes)?;
-    Ok(RequestCheck { codec, metadata, streams })
+    if signature.is_some() {
+        shard.with(key, |peer| peer.session.accept_same(id, route.method.copied_tails()));
+    }
+    Ok(RequestCheck { codec, decoding, metadata, streams })
 }
 
 /// How the arguments of a caller are read whose types differ: by the schema that came with the
@@ -70,11 +74,11 @@ fn resolve(
     metadata: &mut Metadata,
     resolves: impl FnOnce() -> bool,
     connection_context: &ConnectionContext,
-) -> Result<Note, Status> {
+) -> Result<Arc<Resolution>, Status> {
     let (method, schemas) = (route.method, &connection_context.schemas);
     let Some(schema) = metadata.remove(SCHEMA) else {
         let known = schemas.lock().find(method.id, theirs);
-        return known.map(|known| known as Note).ok_or_else(|| route.types_differ(resolves()));
+        return known.ok_or_else(|| route.types_differ(resolves()));
     };
     let text = std::str::from_utf8(&schema).unwrap_or_default();
     let made = Resolution::at_callee(method, text).map_err(|why| {
@@ -92,6 +96,7 @@ fn streams(
     key: ConnectionKey,
     id: IncomingId,
     method: &MethodDescriptor,
+    decoding: &Decoding,
     memory: &MemoryBudget,
 ) -> Result<Option<Box<Streams>>, Status> {
     if !method.has_streams() {
@@ -105,7 +110,7 @@ fn streams(
         Status::resource_exhausted(format!("{text}; {RAISE}")).with_retryable(true)
     })?;
     let stream = OwnedStreamRef { shard: Arc::clone(shard), key, id: id.into(), counters: None };
-    Ok(Some(Box::new(Streams { stream, note: None, _charge: charge })))
+    Ok(Some(Box::new(Streams { stream, decoding: decoding.clone(), _charge: charge })))
 }
 
 fn metadata(

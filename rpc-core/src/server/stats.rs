@@ -3,8 +3,9 @@
 use super::acceptor::{Acceptor, ServerShard};
 use super::allow::Allow;
 use crate::endpoint::survey::{Surveyed, collect};
-use crate::resolution::converted_by_callee;
+use crate::resolution::Role;
 use crate::stats::ServerStats;
+use crate::stats::converted::converted;
 use crate::stats::handle::ReadStats;
 
 impl ReadStats for Acceptor {
@@ -38,7 +39,7 @@ impl Acceptor {
         choose(&mut found);
         let methods = self.methods.read();
         let stats = ServerStats {
-            converted: converted_by_callee(&methods),
+            converted: converted(Role::Callee, &methods),
             methods,
             connections: found.into_iter().map(Surveyed::with_texts).collect(),
             accepted: self.admissions.accepted.get(),

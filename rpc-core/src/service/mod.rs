@@ -18,7 +18,8 @@ use crate::codec::Codec;
 use crate::context::Context;
 pub use crate::learnt::{LearntMethod, TooManyMethods};
 pub use crate::method::MethodDescriptor;
-pub use crate::reply::{Reply, ReplyKind, ReplyParts};
+pub use crate::reply::{Reply, ReplyKind, ReplyParts, Value};
+pub use crate::resolution::{Decoding, Planned};
 use crate::stream::item_counts::ItemCounters;
 use crate::stream::stream_ref::Streams;
 
@@ -154,6 +155,8 @@ pub struct Request {
     pub message: Message,
     /// The codec of the arguments; the reply uses the same.
     pub codec: Codec,
+    /// How the arguments are decoded.
+    pub decoding: Decoding,
     /// The call's deadline, metadata, peer and method.
     pub context: Context,
     /// Its streams, for a method that has some.
@@ -163,8 +166,8 @@ pub struct Request {
 impl Request {
     /// Makes a request.
     #[must_use]
-    pub fn new(message: Message, codec: Codec, context: Context) -> Self {
-        Self { message, codec, context, streams: None }
+    pub fn new(message: Message, codec: Codec, decoding: Decoding, context: Context) -> Self {
+        Self { message, codec, decoding, context, streams: None }
     }
 
     /// Has the items of its streams counted, if it has some.

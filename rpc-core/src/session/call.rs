@@ -11,7 +11,7 @@ use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::WhenFull;
 
-use crate::wire::{self, CallStreams, ReplyKind};
+use crate::wire::{self, CallStreams, HowRead, ReplyKind};
 
 /// Which end of the connection this is. Both may call; the client says hello first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -270,6 +270,58 @@ pub enum Failure {
     NoSuchCall,
     /// There was no memory for the answer, which has been dropped.
     NoMemory(BudgetExhausted),
+    /// The answer says that the callee has read the arguments otherwise than the request was
+    /// written, or it does not say how.
+    TypesDisagree,
+}
+
+/// The number of a plan by which the layer above reads what a peer writes whose types differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PlanId(pub(crate) u32);
+
+/// How this end means to read what the callee writes of a call. Chosen when the request is written,
+/// and compared with what the answer says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reads {
+    /// By its own types: the callee has said on this connection that they are the same.
+    Same,
+    /// By its own types, if the answer says that they are the same: the request asks.
+    Asked,
+    /// By a plan, if the answer says that the callee has read the arguments by this end's schema:
+    /// the request asks.
+    By(PlanId),
+}
+
+/// How an answer is read, once it has been compared with its request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReadBy {
+    /// It is a status, and no handler has run.
+    Nobody,
+    OwnTypes,
+    Plan(PlanId),
+}
+
+impl Reads {
+    /// Compares this with what an answer says. `None`: the two ends disagree, so no value can be
+    /// read.
+    #[inline]
+    pub(super) fn compare(self, said: HowRead) -> Option<ReadBy> {
+        match (self, said) {
+            (Self::Same, HowRead::Unsaid | HowRead::Same) | (Self::Asked, HowRead::Same) => {
+                Some(ReadBy::OwnTypes)
+            }
+            (Self::By(plan), HowRead::BySchema) => Some(ReadBy::Plan(plan)),
+            _ => None,
+        }
+    }
+
+    /// How the answers are read that agree with this.
+    pub(super) fn agreed(self) -> ReadBy {
+        match self {
+            Self::Same | Self::Asked => ReadBy::OwnTypes,
+            Self::By(plan) => ReadBy::Plan(plan),
+        }
+    }
 }
 
 /// Why a call gives no result now.
@@ -292,6 +344,8 @@ pub struct Reply {
     /// The stream of results did not come to its own end: the status takes the place of what was
     /// not sent.
     pub is_reset: bool,
+    /// How the value is read.
+    pub(crate) read_by: ReadBy,
 }
 
 impl Reply {

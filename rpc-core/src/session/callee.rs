@@ -22,7 +22,7 @@ use super::{
     Answer, CopiedTails, Event, Gone, Incoming, IncomingId, Revoke, Session, SessionError,
     SessionEvent, Timer,
 };
-use crate::wire::{self, ReplyKind, RequestHead, ResponseHead, WireId, code};
+use crate::wire::{self, HowRead, ReplyKind, RequestHead, ResponseHead, WireId, code};
 
 /// Advice in errors about a memory budget that is used up.
 pub(crate) const RAISE: &str = "send less at a time, or raise the server's `memory_budget`";
@@ -132,12 +132,12 @@ impl<W, H> Session<W, H> {
     #[cold]
     fn refuse(&mut self, id: WireId, answer: &Answer<'_>) {
         self.refused_calls += 1;
-        if let Ended::Reply { signature_accepted } = self.incoming.end(id)
+        if let Ended::Reply { read } = self.incoming.end(id)
             && let Answer::Status { code, retryable, text, details } = *answer
         {
             self.send_answer(
                 id,
-                signature_accepted,
+                read,
                 Answer::Status { code, retryable, text, details },
                 StreamTail::default(),
             );
@@ -237,20 +237,32 @@ impl<W, H> Session<W, H> {
         self.requests.pop_front();
     }
 
-    /// Notes that the call's signature matches the method's: later calls of that method on this
-    /// connection need not carry it. Call this before the call is answered.
+    /// The types of a call whose request asks are the method's: its answer says so, and later calls
+    /// of that method on this connection need not ask. Call this before the handler is made.
     pub fn accept_signature(&mut self, id: IncomingId) {
-        self.accept_method(id, CopiedTails::NONE);
+        self.accept_same(id, CopiedTails::NONE);
     }
 
     /// [`Session::accept_signature`], with what is known of the method's messages.
-    pub(crate) fn accept_method(&mut self, id: IncomingId, copied_tails: CopiedTails) {
-        if let Some(method) = self.incoming.accept_signature(id.0) {
+    pub(crate) fn accept_same(&mut self, id: IncomingId, copied_tails: CopiedTails) {
+        if let Some(method) = self.accept_as(id, HowRead::Same) {
             self.accepted_here.insert(method, copied_tails);
         }
+    }
+
+    /// The arguments of a call whose request asks are read by the caller's schema: its answer says
+    /// so, and later calls ask again. Call this before the handler is made.
+    pub(crate) fn accept_by_schema(&mut self, id: IncomingId) {
+        self.accept_as(id, HowRead::BySchema);
+    }
+
+    /// Returns the method, if the call is still there.
+    fn accept_as(&mut self, id: IncomingId, read: HowRead) -> Option<u32> {
+        let method = self.incoming.set_read(id.0, read)?;
         if self.streams.live_incoming != 0 {
-            self.tell_arrival(id.0);
+            self.tell_arrival(id.0, read);
         }
+        Some(method)
     }
 
     /// Attaches the handle of a call's handler, so that a cancel or deadline can stop it.
@@ -322,9 +334,9 @@ impl<W, H> Session<W, H> {
         let ended = self.end_handler(id.0);
         self.check_drained();
         match ended {
-            Some((signature_accepted, tail)) if self.closed.is_none() => {
+            Some((read, tail)) if self.closed.is_none() => {
                 let is_reset = is_reset && tail.has_results;
-                self.send_body(id.0, signature_accepted, kind, body, tail.items, is_reset);
+                self.send_body(id.0, read, kind, body, tail.items, is_reset);
                 Ok(())
             }
             _ => {
@@ -342,27 +354,27 @@ impl<W, H> Session<W, H> {
             return;
         }
         let ended = self.end_handler(id.0).filter(|_| self.closed.is_none());
-        if let Some((signature_accepted, tail)) = ended {
+        if let Some((read, tail)) = ended {
             let text = "the handler ended without a reply";
             let (code, retryable, details) = (code::INTERNAL, false, &[][..]);
             let answer = Answer::Status { code, retryable, text, details };
-            self.send_answer(id.0, signature_accepted, answer, tail);
+            self.send_answer(id.0, read, answer, tail);
         }
         self.check_drained();
     }
 
-    /// If the caller still waits, returns whether the signature was accepted with the call, and
-    /// what its response says of streams. Otherwise queues the proof that the peer waits for.
+    /// If the caller still waits, returns how the arguments were read, and what the call's response
+    /// says of streams. Otherwise queues the proof that the peer waits for.
     #[inline(always)]
-    fn end_handler(&mut self, id: WireId) -> Option<(bool, StreamTail)> {
+    fn end_handler(&mut self, id: WireId) -> Option<(HowRead, StreamTail)> {
         let tail = match self.streams.live_incoming {
             0 => StreamTail::default(),
             _ => self.remove_incoming_streams(id),
         };
         match self.incoming.end(id) {
-            Ended::Reply { signature_accepted } => {
+            Ended::Reply { read } => {
                 self.remove_incoming_timer(id.slot);
-                Some((signature_accepted, tail))
+                Some((read, tail))
             }
             Ended::Cancelled => {
                 self.confirm_cancel(id);
@@ -380,26 +392,21 @@ impl<W, H> Session<W, H> {
     fn answer_expired(&mut self, id: WireId, tail: StreamTail) {
         let text = "the deadline passed before the handler replied";
         let (code, retryable, details) = (code::DEADLINE_EXCEEDED, false, &[][..]);
-        self.send_answer(id, false, Answer::Status { code, retryable, text, details }, tail);
+        let read = self.incoming.read(id);
+        self.send_answer(id, read, Answer::Status { code, retryable, text, details }, tail);
     }
 
     #[cold]
-    fn send_answer(
-        &mut self,
-        id: WireId,
-        signature_accepted: bool,
-        answer: Answer<'_>,
-        tail: StreamTail,
-    ) {
+    fn send_answer(&mut self, id: WireId, read: HowRead, answer: Answer<'_>, tail: StreamTail) {
         let (kind, body) = answer_body(answer);
-        self.send_body(id, signature_accepted, kind, body, tail.items, tail.has_results);
+        self.send_body(id, read, kind, body, tail.items, tail.has_results);
     }
 
     #[inline(always)]
     fn send_body(
         &mut self,
         id: WireId,
-        signature_accepted: bool,
+        read: HowRead,
         kind: ReplyKind,
         mut frame: OutBuf,
         items: u32,
@@ -413,15 +420,7 @@ impl<W, H> Session<W, H> {
         }
         wire::prepend_response(
             &mut frame,
-            &ResponseHead {
-                id,
-                kind,
-                signature_accepted,
-                has_parts,
-                items,
-                is_reset,
-                metadata_bytes,
-            },
+            &ResponseHead { id, kind, read, has_parts, items, is_reset, metadata_bytes },
         );
         self.frames.push_response(id, frame);
     }

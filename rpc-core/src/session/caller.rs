@@ -21,10 +21,10 @@ use super::slots::Proof;
 use super::streams::{Idle, Key, Response};
 use super::transmit::{Control, Side, tag};
 use super::{
-    CallHead, CallId, CallOptions, Deadline, Failure, NoResult, NotStarted, Outcome, Revoke,
-    Session, SessionError, SessionEvent, StartCall, StartError, Timer, Transmit,
+    CallHead, CallId, CallOptions, Deadline, Failure, NoResult, NotStarted, Outcome, ReadBy, Reads,
+    Revoke, Session, SessionError, SessionEvent, StartCall, StartError, Timer, Transmit,
 };
-use crate::wire::{self, CallStreams, ResponseHead, WireId};
+use crate::wire::{self, CallStreams, HowRead, ResponseHead, WireId};
 
 /// Calls of this end.
 impl<W, H> Session<W, H> {
@@ -211,13 +211,6 @@ impl<W, H> Session<W, H> {
         self.calls.is_unsent(id)
     }
 
-    /// Whether the peer has accepted the signature of the method with this dense index: before that
-    /// it runs no handler of it.
-    #[must_use]
-    pub fn has_accepted(&self, method_index: u32) -> bool {
-        self.accepted_by_peer.contains(method_index)
-    }
-
     /// Registers a waiter for a call that has no outcome yet. Returns the previous one, or `waiter`
     /// itself when there is nothing to wait for, to be dropped outside the lock.
     pub fn set_waiter(&mut self, id: CallId, waiter: W) -> Option<W> {
@@ -273,7 +266,11 @@ impl<W, H> Session<W, H> {
             Stage::Sent(slot) => {
                 self.give_up_slot(slot, true, revoke);
             }
-            Stage::Free | Stage::Unsent | Stage::Replied(_) | Stage::Failed { .. } => {}
+            Stage::Free
+            | Stage::Unsent
+            | Stage::Replied(_)
+            | Stage::RepliedBy(..)
+            | Stage::Failed { .. } => {}
         }
         if self.streams.live_calls != 0 {
             self.remove_stream_call(id);
@@ -504,9 +501,18 @@ impl<W, H> Session<W, H> {
         message: Message,
     ) -> Result<(), SessionError> {
         if let Some(call) = self.slots.on_proof(head.id, Proof::Response)? {
+            // Nearly all requests do not ask.
+            let is_plain = self.calls.reads(call) == Reads::Same && head.read == HowRead::Unsaid;
+            let read_by =
+                if is_plain { Some(ReadBy::OwnTypes) } else { self.response_read_by(call, &head) };
+            let Some(read_by) = read_by else {
+                self.fail(call, Failure::TypesDisagree, false);
+                self.check_drained();
+                return Ok(());
+            };
             let (deadline, waiter) = self.calls.reply(call, head.kind, message);
-            if head.signature_accepted {
-                self.on_accepted(call);
+            if read_by != ReadBy::OwnTypes {
+                self.calls.set_read_by(call, read_by);
             }
             self.remove_deadline(deadline);
             if let Some(waiter) = waiter {

@@ -12,7 +12,7 @@
 use super::SessionError;
 use super::deadlines::TimerKey;
 use super::slots::INITIAL_CALLS;
-use crate::wire::{RequestHead, WireId};
+use crate::wire::{HowRead, RequestHead, WireId};
 
 #[derive(Debug)]
 enum Stage<H> {
@@ -34,7 +34,8 @@ struct Entry<H> {
     generation: u32,
     method: u32,
     no_cancel: bool,
-    signature_accepted: bool,
+    /// Said in each answer.
+    read: HowRead,
     timer: Option<TimerKey>,
     stage: Stage<H>,
 }
@@ -57,8 +58,8 @@ pub(super) enum Stopped<H> {
 /// What to send when a handler has ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// The caller still waits: answer.
-    Reply { signature_accepted: bool },
+    /// The caller still waits: answer, and say how the request was read.
+    Reply { read: HowRead },
     /// The caller cancelled: confirm.
     Cancelled,
     /// The deadline passed: say so.
@@ -106,7 +107,7 @@ impl<H> IncomingCalls<H> {
                 generation: 0,
                 method: 0,
                 no_cancel: false,
-                signature_accepted: false,
+                read: HowRead::Unsaid,
                 timer: None,
                 stage: Stage::Free,
             });
@@ -121,7 +122,7 @@ impl<H> IncomingCalls<H> {
         entry.generation = generation;
         entry.method = head.method;
         entry.no_cancel = head.no_cancel;
-        entry.signature_accepted = false;
+        entry.read = HowRead::Unsaid;
         entry.stage = Stage::Arrived;
         self.in_flight += 1;
         Ok(())
@@ -213,11 +214,18 @@ impl<H> IncomingCalls<H> {
         entry.is_some_and(|entry| matches!(entry.stage, Stage::Arrived))
     }
 
-    /// Notes that this call's signature was accepted. Returns the method.
-    pub(super) fn accept_signature(&mut self, id: WireId) -> Option<u32> {
+    /// Notes how this call's arguments are read. Returns the method.
+    pub(super) fn set_read(&mut self, id: WireId, read: HowRead) -> Option<u32> {
         let entry = self.find(id)?;
-        entry.signature_accepted = true;
+        entry.read = read;
         Some(entry.method)
+    }
+
+    /// How the arguments of a call are read, as its answer says.
+    pub(super) fn read(&self, id: WireId) -> HowRead {
+        let entry = self.entries.get(id.slot as usize);
+        let entry = entry.filter(|entry| entry.generation == id.generation);
+        entry.map_or(HowRead::Unsaid, |entry| entry.read)
     }
 
     /// The method of a call.
@@ -256,9 +264,7 @@ impl<H> IncomingCalls<H> {
     pub(super) fn end(&mut self, id: WireId) -> Ended {
         let Some(entry) = self.find(id) else { return Ended::Nothing };
         let ended = match entry.stage {
-            Stage::Arrived | Stage::Running(_) => {
-                Ended::Reply { signature_accepted: entry.signature_accepted }
-            }
+            Stage::Arrived | Stage::Running(_) => Ended::Reply { read: entry.read },
             Stage::Stopping { cancelled: true } => Ended::Cancelled,
             Stage::Stopping { cancelled: false } => Ended::DeadlineExceeded,
             Stage::Free | Stage::Answered => Ended::Nothing,

@@ -56,7 +56,7 @@ pub use self::call::{
     Answer, CallId, Deadline, Event, Failure, Gone, Incoming, IncomingId, NotStarted, Outcome,
     Reply, Revoked, Role, StartCall, StartError, Transmit,
 };
-pub(crate) use self::call::{CallHead, CallOptions, CopiedTails, NoResult};
+pub(crate) use self::call::{CallHead, CallOptions, CopiedTails, NoResult, PlanId, ReadBy, Reads};
 pub use self::error::SessionError;
 use self::limits::MAX_CALLS;
 pub use self::limits::SessionLimits;
@@ -383,12 +383,12 @@ impl<W, H> Session<W, H> {
             Frame::GoAway { drained: false } => self.on_go_away(),
             Frame::GoAway { drained: true } => self.on_drained(),
             Frame::Hello(hello) => self.on_hello(hello, &message),
-            Frame::Item(head) => self.on_item(head, message, head_bytes, now),
+            Frame::Item(head) => self.on_item(head, message, head_bytes, now, revoke),
             Frame::HalfClose { .. }
             | Frame::Reset { .. }
             | Frame::Credit { .. }
             | Frame::Opened { .. }
-            | Frame::Stop { .. } => self.on_stream_control(frame),
+            | Frame::Stop { .. } => self.on_stream_control(frame, revoke),
         }
     }
 

@@ -16,9 +16,11 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use rpc_transport::message::outgoing::OutBuf;
-use rpc_transport::message::received::{Message, Note};
+use rpc_transport::message::received::Message;
 
-use super::call::{CallHead, CallId, CallOptions, Failure, NoResult, Outcome, Reply};
+use super::call::{
+    CallHead, CallId, CallOptions, Failure, NoResult, Outcome, ReadBy, Reads, Reply,
+};
 use super::deadlines::TimerKey;
 use super::signatures::AcceptedByPeer;
 use crate::wire::{self, ReplyKind, RequestHead, WireId};
@@ -44,8 +46,10 @@ pub(super) enum Stage {
     Unsent,
     /// Handed to the link, under this slot.
     Sent(u32),
-    /// The reply waits to be taken.
+    /// The reply waits to be taken. It is read by this end's own types.
     Replied(ReplyKind),
+    /// The reply waits to be taken. It is read in another way.
+    RepliedBy(ReplyKind, ReadBy),
     /// The failure waits to be taken.
     Failed {
         reason: Failure,
@@ -61,6 +65,8 @@ struct Call<W> {
     detached: bool,
     codec: u8,
     has_metadata: bool,
+    /// Of no meaning before it is sent.
+    reads: Reads,
     head: CallHead,
     stage: Stage,
     deadline: Option<Timed>,
@@ -76,6 +82,11 @@ impl<W> Call<W> {
         self.stage = Stage::Free;
         self.detached = false;
         self.generation = self.generation.wrapping_add(1);
+    }
+
+    fn take_reply(&mut self, kind: ReplyKind, read_by: ReadBy) -> Option<Outcome> {
+        let message = self.reply.take()?;
+        Some(Outcome::Reply(Reply { kind, message, is_reset: false, read_by }))
     }
 
     /// Whether it failed for a reason that another connection need not share, before the peer could
@@ -182,6 +193,7 @@ impl<W> Calls<W> {
             detached: false,
             codec: 0,
             has_metadata: false,
+            reads: Reads::Asked,
             head,
             stage: Stage::Free,
             deadline: None,
@@ -227,24 +239,25 @@ impl<W> Calls<W> {
     ) -> Option<(OutBuf, bool)> {
         self.unsent.pop_front();
         self.unsent_live -= 1;
-        let Call { stage, request, detached, head, codec, has_metadata, .. } =
+        let Call { stage, request, detached, head, codec, has_metadata, reads, .. } =
             &mut self.calls[call.index as usize];
         *stage = Stage::Sent(id.slot);
         let mut frame = request.take()?;
-        let is_accepted = accepted.contains(head.method_index);
+        *reads = accepted.reads(head);
+        let asks = *reads != Reads::Same;
         let head = RequestHead {
             id,
             method: head.method,
             codec: *codec,
             no_cancel: head.no_cancel,
             remaining_micros,
-            signature: if is_accepted { None } else { Some(head.signature) },
+            signature: if asks { Some(head.signature) } else { None },
             has_parts: frame.tail_len() != 0,
             streams: head.streams,
         };
         let detached = *detached;
         let has_metadata = *has_metadata;
-        if !is_accepted
+        if asks
             && accepted.resolves()
             && !detached
             && let Some(stale) = self.keep(call, &frame)
@@ -283,28 +296,44 @@ impl<W> Calls<W> {
     #[cold]
     pub(super) fn is_refused(&self, id: CallId) -> bool {
         let Some(call) = self.find(id) else { return false };
-        let Stage::Replied(ReplyKind::Status { code, details_bytes, .. }) = call.stage else {
-            return false;
-        };
+        // A status that a handler gives has been read by somebody.
+        let Stage::RepliedBy(kind, ReadBy::Nobody) = call.stage else { return false };
+        let ReplyKind::Status { code, details_bytes, .. } = kind else { return false };
         let Some(reply) = &call.reply else { return false };
         let body = reply.get(reply.marked().len()..).unwrap_or_default();
         let details = body.get(..details_bytes as usize).unwrap_or_default();
-        // Those of a handler are of a call that was accepted.
-        let is_marked = match code {
+        match code {
             wire::code::FAILED_PRECONDITION => {
                 details.starts_with(wire::refusal::SIGNATURES_DIFFER)
             }
             wire::code::UNIMPLEMENTED => details == wire::refusal::UNKNOWN_METHOD,
             _ => false,
-        };
-        is_marked && reply.note().is_none()
+        }
     }
 
-    /// Adds a note to the reply of a call.
+    /// How this end means to read what the callee writes of a call that was sent.
+    #[inline]
+    pub(super) fn reads(&self, index: u32) -> Reads {
+        self.calls[index as usize].reads
+    }
+
+    /// Whether the request of a call asks whether the types are the same, or will ask, and so may
+    /// be refused and sent again.
+    pub(super) fn asks(&self, index: u32, accepted: &AcceptedByPeer) -> bool {
+        let call = &self.calls[index as usize];
+        let reads = match call.stage {
+            Stage::Unsent => accepted.reads(&call.head),
+            _ => call.reads,
+        };
+        accepted.resolves() && reads != Reads::Same
+    }
+
+    /// A reply that is stored is not read by this end's own types.
     #[cold]
-    pub(super) fn annotate(&mut self, index: u32, note: Note) {
-        if let Some(reply) = &mut self.calls[index as usize].reply {
-            reply.set_note(note);
+    pub(super) fn set_read_by(&mut self, index: u32, read_by: ReadBy) {
+        let stage = &mut self.calls[index as usize].stage;
+        if let Stage::Replied(kind) = *stage {
+            *stage = Stage::RepliedBy(kind, read_by);
         }
     }
 
@@ -360,9 +389,11 @@ impl<W> Calls<W> {
     /// for.
     pub(super) fn set_waiter(&mut self, id: CallId, waiter: W) -> Option<W> {
         match self.find_mut(id) {
-            Some(Call { stage: Stage::Replied(_) | Stage::Failed { .. }, .. }) | None => {
-                Some(waiter)
-            }
+            Some(Call {
+                stage: Stage::Replied(_) | Stage::RepliedBy(..) | Stage::Failed { .. },
+                ..
+            })
+            | None => Some(waiter),
             Some(call) => call.waiter.replace(waiter),
         }
     }
@@ -409,9 +440,8 @@ impl<W> Calls<W> {
             return Some(Outcome::Failed { reason: Failure::NoSuchCall, never_sent: false });
         };
         let outcome = match call.stage {
-            Stage::Replied(kind) => {
-                Outcome::Reply(Reply { kind, message: call.reply.take()?, is_reset: false })
-            }
+            Stage::Replied(kind) => call.take_reply(kind, ReadBy::OwnTypes)?,
+            Stage::RepliedBy(kind, read_by) => call.take_reply(kind, read_by)?,
             Stage::Failed { reason, never_sent } => Outcome::Failed { reason, never_sent },
             Stage::Free | Stage::Unsent | Stage::Sent(_) => return None,
         };
@@ -456,7 +486,7 @@ impl<W> Calls<W> {
     pub(super) fn fail(&mut self, index: u32, reason: Failure, never_sent: bool) -> Failed<W> {
         let call = &mut self.calls[index as usize];
         match call.stage {
-            Stage::Free | Stage::Replied(_) | Stage::Failed { .. } => {
+            Stage::Free | Stage::Replied(_) | Stage::RepliedBy(..) | Stage::Failed { .. } => {
                 return Failed { deadline: None, waiter: None, request: None };
             }
             Stage::Unsent => self.unsent_live -= 1,

@@ -1,13 +1,15 @@
 //! Calls of methods whose types differ at the two ends.
 //!
 //! Owns the requests that are kept until the peer has accepted or refused their types, and the
-//! notes for replies of such methods. Knows nothing of types: the notes belong to the layer above.
+//! comparison of how the two ends have read a call. Knows nothing of types: a plan is a number.
+//!
+//! Invariant: a value is given out only if the callee has said that it read the arguments as the
+//! request was written: not having heard of it is a disagreement.
 
 use rpc_transport::message::outgoing::OutBuf;
-use rpc_transport::message::received::Note;
 
-use super::{CallId, Session};
-use crate::wire;
+use super::{CallId, PlanId, ReadBy, Reads, ReplyKind, Session};
+use crate::wire::{self, HowRead, ResponseHead};
 
 impl<W, H> Session<W, H> {
     /// Takes the request of a call that the peer has refused before any handler ran, if it may be
@@ -22,15 +24,20 @@ impl<W, H> Session<W, H> {
         None
     }
 
-    /// The types of the method with this dense index differ: replies of its calls get this note.
-    /// Returns a note of before.
-    pub(crate) fn resolve(&mut self, method_index: u32, note: Note) -> Option<Note> {
-        self.accepted_by_peer.resolve(method_index, note)
+    /// Whether a call may still be refused for its types, or has been: then no handler runs unless
+    /// it is sent again.
+    #[cold]
+    pub(crate) fn may_be_refused(&self, id: CallId) -> bool {
+        self.calls.is_refused(id)
+            || (self.calls.contains(id)
+                && self.calls.is_pending(id)
+                && self.calls.asks(id.index, &self.accepted_by_peer))
     }
 
-    /// What is needed to read the results of a method whose types differ.
-    pub(crate) fn resolution(&self, method_index: u32) -> Option<Note> {
-        self.accepted_by_peer.resolution(method_index)
+    /// These types of a method differ at the peer: calls are read by the plan of this number from
+    /// now on.
+    pub(crate) fn resolve(&mut self, method: u32, signature: u64) -> PlanId {
+        self.accepted_by_peer.resolve(method, signature)
     }
 
     /// Whether the peer reads arguments by this end's schema, as far as is known.
@@ -38,15 +45,26 @@ impl<W, H> Session<W, H> {
         self.peer.is_some_and(|hello| hello.features & wire::FEATURE_RESOLUTION != 0)
     }
 
-    /// The peer has accepted the types of a call, the reply of which is stored.
+    /// The one place that compares how the peer says that it has read the arguments of a call with
+    /// how the request was written. `None`: they disagree.
     #[cold]
-    pub(super) fn on_accepted(&mut self, call: u32) {
-        let method_index = self.calls.head(call).method_index;
-        match self.accepted_by_peer.resolution(method_index) {
-            Some(note) => self.calls.annotate(call, note),
-            None => self.accepted_by_peer.insert(method_index),
+    pub(super) fn agree(&mut self, call: u32, said: HowRead) -> Option<ReadBy> {
+        let read_by = self.calls.reads(call).compare(said)?;
+        if said == HowRead::Same {
+            self.accepted_by_peer.insert(self.calls.head(call).method_index);
         }
         self.discard_kept(call);
+        Some(read_by)
+    }
+
+    /// How the value or the status of a response is read. `None`: it cannot be.
+    #[cold]
+    pub(super) fn response_read_by(&mut self, call: u32, head: &ResponseHead) -> Option<ReadBy> {
+        let is_status = matches!(head.kind, ReplyKind::Status { .. });
+        if is_status && head.read == HowRead::Unsaid && self.calls.reads(call) != Reads::Same {
+            return Some(ReadBy::Nobody);
+        }
+        self.agree(call, head.read)
     }
 
     /// The request that is kept of a call is not needed any more.

@@ -9,17 +9,16 @@
 //! 2. The callee forgets nothing that it accepted while the connection lives, and holds at most
 //!    as many methods as it has itself.
 
-use rpc_transport::message::received::Note;
-
-use super::CopiedTails;
+use super::{CallHead, CopiedTails, PlanId, Reads};
 
 /// The caller's side: what the peer has accepted, by the process's dense method index.
 #[derive(Debug)]
 pub(super) struct AcceptedByPeer {
     by_index: Vec<bool>,
-    /// Methods whose types differ, each with what is needed to read its results. They are never
-    /// accepted: each of their calls carries its signature.
-    resolved: Vec<(u32, Note)>,
+    /// The types of methods that differ, by the method's id and the hash of this end's types, each
+    /// with the number of the plan to read results by. Two traits of this process may have methods
+    /// of one id. Each of their calls asks.
+    resolved: Vec<((u32, u64), PlanId)>,
     /// Whether a refused call may be sent again with its schema. True until the peer's hello says
     /// otherwise.
     resolves: bool,
@@ -32,6 +31,20 @@ impl Default for AcceptedByPeer {
 }
 
 impl AcceptedByPeer {
+    /// How this end reads what the peer writes of a call that is sent now.
+    #[inline]
+    pub(super) fn reads(&self, head: &CallHead) -> Reads {
+        if self.contains(head.method_index) { Reads::Same } else { self.reads_of_asked(head) }
+    }
+
+    #[cold]
+    fn reads_of_asked(&self, head: &CallHead) -> Reads {
+        match self.find((head.method, head.signature)) {
+            Ok(at) => Reads::By(self.resolved[at].1),
+            Err(_) => Reads::Asked,
+        }
+    }
+
     #[inline]
     pub(super) fn contains(&self, method_index: u32) -> bool {
         self.by_index.get(method_index as usize).copied().unwrap_or(false)
@@ -53,26 +66,22 @@ impl AcceptedByPeer {
         self.resolves
     }
 
-    /// Whether calls of the method may be refused and sent again.
-    pub(super) fn may_refuse(&self, method_index: u32) -> bool {
-        self.resolves && !self.contains(method_index)
-    }
-
-    /// The types of a method differ. There are at most as many as this process has methods.
-    pub(super) fn resolve(&mut self, method_index: u32, note: Note) -> Option<Note> {
-        match self.resolved.binary_search_by_key(&method_index, |(index, _)| *index) {
-            Ok(at) => Some(std::mem::replace(&mut self.resolved[at].1, note)),
+    /// These types of a method differ at the peer. Gives the number of the plan to read results by,
+    /// which is new or that of before. There are at most as many as this process has methods.
+    pub(super) fn resolve(&mut self, method: u32, signature: u64) -> PlanId {
+        let key = (method, signature);
+        match self.find(key) {
+            Ok(at) => self.resolved[at].1,
             Err(at) => {
-                self.resolved.insert(at, (method_index, note));
-                None
+                let plan = PlanId(u32::try_from(self.resolved.len()).unwrap_or(u32::MAX));
+                self.resolved.insert(at, (key, plan));
+                plan
             }
         }
     }
 
-    /// What is needed to read the results of a method whose types differ.
-    pub(super) fn resolution(&self, method_index: u32) -> Option<Note> {
-        let at = self.resolved.binary_search_by_key(&method_index, |(index, _)| *index).ok()?;
-        Some(Note::clone(&self.resolved[at].1))
+    fn find(&self, key: (u32, u64)) -> Result<usize, usize> {
+        self.resolved.binary_search_by_key(&key, |(key, _)| *key)
     }
 }
 

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use rpc_transport::message::outgoing::OutBuf;
 
 use super::call::Transmit;
-use crate::wire::{self, Hello, WireId};
+use crate::wire::{self, Hello, HowRead, WireId};
 
 /// Frames that only head a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +27,7 @@ pub(super) enum Control {
     Opened {
         id: WireId,
         accepted: bool,
+        read: HowRead,
     },
     /// The arguments end abnormally.
     Reset {
@@ -140,7 +141,7 @@ fn transmit_control(control: Control) -> Transmit {
         Control::Cancel(id) => wire::cancel(id),
         Control::Cancelled(id) => wire::cancelled(id),
         Control::GoAway { drained } => wire::go_away(drained),
-        Control::Opened { id, accepted } => wire::opened(id, accepted),
+        Control::Opened { id, accepted, read } => wire::opened(id, accepted, read),
         Control::Reset { id, code } => wire::reset(id, code),
         Control::Stop { id, results, code } => wire::stop(id, results, code),
     };

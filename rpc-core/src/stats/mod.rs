@@ -32,12 +32,14 @@
 //! |---|---|
 //! | `histogram` | times in buckets |
 //! | `counts` | the counters |
+//! | `converted` | the methods whose types differ at peers |
 //! | `report` | snapshots, as plain values |
 //! | `handle` | a handle to the statistics of a running server |
 //! | `export` | the names of the exported metrics |
 //! | `text` | the metrics of several sources in Prometheus' format |
 //! | `facade` | publishes through the crate `metrics` |
 
+pub(crate) mod converted;
 pub(crate) mod counts;
 mod export;
 #[cfg(feature = "metrics")]

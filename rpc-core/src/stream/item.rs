@@ -6,12 +6,13 @@
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 use serde::Serialize;
+use serde::de::DeserializeSeed;
 
 use crate::bulk::Bulk;
 use crate::codec::shape::{TakeShape, seed};
 use crate::codec::{Codec, CodecError, Placement, Scratch, Tail};
-use crate::reply::coding::{undecodable_item, unfit_item};
-use crate::resolution::{Resolution, decode_by_plan};
+use crate::reply::coding::{undecodable_item, undescribed, unfit_item};
+use crate::resolution::{Decoding, decode_by};
 use crate::service::MethodDescriptor;
 use crate::status::Status;
 
@@ -85,7 +86,8 @@ impl<'a> ItemEncoder<'a> {
 }
 
 /// The function that decodes items of type `T`.
-pub(crate) type Decode<T> = fn(Codec, &'static MethodDescriptor, Message) -> Result<T, Status>;
+pub(crate) type Decode<T> =
+    fn(Codec, &'static MethodDescriptor, &Decoding, Message) -> Result<T, Status>;
 
 /// The decoder of items of type `T` in shape `shape`.
 #[doc(hidden)]
@@ -100,30 +102,39 @@ where
 fn decode<T, H>(
     codec: Codec,
     method: &'static MethodDescriptor,
+    decoding: &Decoding,
     mut message: Message,
 ) -> Result<T, Status>
 where
     H: for<'de> TakeShape<'de, T> + Default,
 {
-    let mut resolution = None;
-    let tail = if message.is_plain() {
-        None
-    } else {
-        resolution = Resolution::of(&message);
-        take_tail(&mut message)
-    };
+    let tail = if message.is_plain() { None } else { take_tail(&mut message) };
     let shape = seed::<T, H>(H::default());
-    if let Some(resolution) = &resolution
-        && let Some(plan) = resolution.item()
-    {
-        let decoded = decode_by_plan(codec, plan, shape, &message, tail, &Scratch::new());
-        return decoded.map_err(|error| unfit_item(method, error, resolution.misfit_code()));
+    if !decoding.is_own() {
+        let scratch = Scratch::new();
+        return decode_planned(codec, method, decoding, shape, &message, tail, &scratch);
     }
     let decoded = match tail {
         None => codec.decode_seed(shape, &message),
         Some(tail) => codec.decode_parts(shape, &message, tail, &Scratch::new()),
     };
     decoded.map_err(|error| undecodable_item(method, error))
+}
+
+/// Decodes an item of a sender whose types differ.
+#[cold]
+fn decode_planned<'de, S: DeserializeSeed<'de> + Clone>(
+    codec: Codec,
+    method: &'static MethodDescriptor,
+    decoding: &Decoding,
+    shape: S,
+    message: &'de [u8],
+    tail: Option<Tail<'de>>,
+    scratch: &'de Scratch,
+) -> Result<S::Value, Status> {
+    let by = decoding.item().map_err(|why| undescribed(method, "an item", why))?;
+    let decoded = decode_by(codec, by, shape, message, tail, scratch);
+    decoded.map_err(|error| unfit_item(method, error, decoding.misfit_code()))
 }
 
 #[cold]

@@ -26,6 +26,7 @@ use crate::context::{Begun, Context, copy_to_own_pool};
 use crate::method::MethodDescriptor;
 use crate::reply::Reply;
 use crate::reply::coding::unencodable_item;
+use crate::resolution::Decoding;
 use crate::session::StreamId;
 use crate::status::Status;
 
@@ -56,8 +57,12 @@ impl Port {
 
     /// The stream of arguments.
     pub fn receive<T>(&self, method: &'static MethodDescriptor, decode: Decode<T>) -> Streaming<T> {
-        let note = self.streams.as_deref().and_then(|streams| streams.note.clone());
-        Streaming::of_arguments(self.stream().cloned(), self.codec, method, decode).resolved(note)
+        let (stream, decoding) = match self.streams.as_deref() {
+            Some(streams) => (Some(streams.stream.clone()), streams.decoding.clone()),
+            // There are no items.
+            None => (None, Decoding::OwnTypes),
+        };
+        Streaming::of_arguments(stream, self.codec, method, decode, decoding)
     }
 
     /// Sends all items of a stream.

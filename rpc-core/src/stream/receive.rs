@@ -15,7 +15,7 @@ use std::task::{Context, Poll};
 
 use futures::Stream;
 use rpc_transport::device::connection_error::CloseCause;
-use rpc_transport::message::received::{Message, Note};
+use rpc_transport::message::received::Message;
 
 use super::call::ResultsCall;
 use super::end::StreamEnd;
@@ -28,6 +28,7 @@ use crate::codec::Codec;
 use crate::metadata::Metadata;
 use crate::method::MethodDescriptor;
 use crate::reply::ReplyParts;
+use crate::resolution::Decoding;
 use crate::session::{self, ReadItem};
 use crate::status::{Code, Status};
 
@@ -49,8 +50,8 @@ pub struct Streaming<T, R = (), E = Status, U = NoUpload> {
     codec: Codec,
     method: &'static MethodDescriptor,
     decode: Decode<T>,
-    /// How items are read, if their types differ at the sender.
-    note: Option<Note>,
+    /// How items are decoded.
+    decoding: Decoding,
     end: Option<StreamEnd>,
     /// The value after the items, once they have ended.
     output: Option<R>,
@@ -88,9 +89,10 @@ impl<T> Streaming<T> {
         codec: Codec,
         method: &'static MethodDescriptor,
         decode: Decode<T>,
+        decoding: Decoding,
     ) -> Self {
         let side = Side::Arguments(stream);
-        Self { side, codec, method, decode, note: None, end: None, output: Some(()) }
+        Self { side, codec, method, decode, decoding, end: None, output: Some(()) }
     }
 }
 
@@ -101,6 +103,7 @@ impl<T, R, E, U> Streaming<T, R, E, U> {
         decode: Decode<T>,
         decode_end: fn(ReplyParts) -> Result<R, E>,
         upload: U,
+        decoding: Decoding,
     ) -> Self {
         let (codec, method) = (call.codec(), call.method());
         let results: Box<Results<R, E, U>> = Box::new(Results {
@@ -114,13 +117,7 @@ impl<T, R, E, U> Streaming<T, R, E, U> {
             call,
         });
         let side = Side::Results(results);
-        Self { side, codec, method, decode, note: None, end: None, output: None }
-    }
-
-    /// Items are read by this, if there is something.
-    pub(crate) fn resolved(mut self, note: Option<Note>) -> Self {
-        self.note = note;
-        self
+        Self { side, codec, method, decode, decoding, end: None, output: None }
     }
 
     /// How the stream ended; `None` until its last item has been read.
@@ -218,11 +215,8 @@ impl<T, R, E: From<Status>, U: Pump> Streaming<T, R, E, U> {
         });
         step.made_progress();
         Poll::Ready(match read {
-            Read::Item(mut message) => {
-                if let Some(note) = &self.note {
-                    message.set_note(Note::clone(note));
-                }
-                Some(match (self.decode)(self.codec, self.method, message) {
+            Read::Item(message) => {
+                Some(match (self.decode)(self.codec, self.method, &self.decoding, message) {
                     Ok(item) => Ok(item),
                     Err(status) => {
                         self.stop();

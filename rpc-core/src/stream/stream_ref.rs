@@ -12,11 +12,11 @@ use rpc_transport::engine::clock;
 use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::memory::budget::Reservation;
 use rpc_transport::message::outgoing::OutBuf;
-use rpc_transport::message::received::Note;
 
 use super::item_counts::ItemCounters;
 use crate::endpoint::item::NotTaken;
 use crate::endpoint::{RpcEndpoint, RpcShard};
+use crate::resolution::Decoding;
 use crate::session::{NotSent, ReadItem, SendError, StreamId};
 
 /// A stream of a connection, with a share of its shard.
@@ -33,8 +33,8 @@ pub(crate) struct OwnedStreamRef {
 #[derive(Debug)]
 pub(crate) struct Streams {
     pub(crate) stream: OwnedStreamRef,
-    /// How items of the arguments are read, if the caller's types differ.
-    pub(crate) note: Option<Note>,
+    /// How items of the arguments are decoded.
+    pub(crate) decoding: Decoding,
     /// The memory that unread arguments may take.
     pub(crate) _charge: Reservation,
 }

@@ -25,6 +25,19 @@ pub enum WireError {
     /// The reserved byte, or a field that this kind does not use, is not zero.
     #[error("an unused header field is not zero on a frame of kind {0:?}")]
     UnusedFieldSet(Kind),
+    /// An answer says in two ways how the arguments were read, or in one that is not known.
+    #[error(
+        "a frame of kind {kind:?} says with flags {flags:#04x} and byte {byte} how the arguments \
+         were read"
+    )]
+    UnknownReading {
+        /// The frame's kind.
+        kind: Kind,
+        /// Its flags.
+        flags: u8,
+        /// Its byte for what is not a flag.
+        byte: u8,
+    },
     /// Generation 0 names no call.
     #[error("generation 0 on a frame of kind {0:?}")]
     ZeroGeneration(Kind),

@@ -28,8 +28,8 @@ pub(crate) use self::plain::Words;
 pub use self::plain::{plain_request, plain_response};
 pub use self::stream::{credit, half_close, opened, prepend_item, reset, stop};
 pub use self::types::{
-    Beginning, CallStreams, Frame, Hello, ItemHead, Kind, ReplyKind, RequestHead, ResponseHead,
-    StreamWindow, WireId,
+    Beginning, CallStreams, Frame, Hello, HowRead, ItemHead, Kind, ReplyKind, RequestHead,
+    ResponseHead, StreamWindow, WireId,
 };
 
 /// Size of the header that every frame starts with, bytes.
@@ -92,7 +92,6 @@ mod response_flag {
     pub(super) const USER_ERROR: u8 = 0x01;
     pub(super) const RETRYABLE: u8 = 0x02;
     pub(super) const DETAILS: u8 = 0x04;
-    pub(super) const ACCEPTED: u8 = 0x08;
     pub(super) const PARTS: u8 = 0x10;
     pub(super) const ITEMS: u8 = 0x20;
     pub(super) const RESET: u8 = 0x40;
@@ -102,6 +101,11 @@ mod response_flag {
 /// Requests and responses use the same flag for PARTS.
 const PARTS: u8 = request_flag::PARTS;
 const _: () = assert!(PARTS == response_flag::PARTS);
+
+/// The flag of a response, an opened frame or an item of results whose call is [`HowRead::Same`].
+const SAME_TYPES: u8 = 0x08;
+/// The last byte of the first word of such a frame whose call is [`HowRead::BySchema`].
+const BY_SCHEMA: u8 = 1;
 
 mod go_away_flag {
     pub(super) const DRAINED: u8 = 0x01;
@@ -179,7 +183,7 @@ pub fn parse_beginning(bytes: &[u8]) -> Result<Beginning, WireError> {
             streams: header.streams(),
         })),
         Kind::Response => Ok(Beginning::Response(id)),
-        Kind::StreamData => Ok(Beginning::Item(stream::item_head(&header, id))),
+        Kind::StreamData => Ok(Beginning::Item(stream::item_head(&header, id, header.how_read()?))),
         other => Err(WireError::UnexpectedTail(other)),
     }
 }
@@ -189,7 +193,8 @@ struct Header {
     kind: Kind,
     flags: u8,
     codec_or_status: u8,
-    reserved: u8,
+    /// Of an answer; unused in all other frames.
+    how_read: u8,
     method: u32,
     id: WireId,
 }
@@ -197,13 +202,13 @@ struct Header {
 impl Header {
     #[inline]
     fn new(kind: Kind, bytes: &[u8; HEADER_BYTES]) -> Self {
-        let [_, flags, codec_or_status, reserved, m0, m1, m2, m3, s0, s1, s2, s3, g0, g1, g2, g3] =
+        let [_, flags, codec_or_status, how_read, m0, m1, m2, m3, s0, s1, s2, s3, g0, g1, g2, g3] =
             *bytes;
         Self {
             kind,
             flags,
             codec_or_status,
-            reserved,
+            how_read,
             method: u32::from_le_bytes([m0, m1, m2, m3]),
             id: WireId {
                 slot: u32::from_le_bytes([s0, s1, s2, s3]),
@@ -222,10 +227,25 @@ impl Header {
 
     #[inline]
     fn check_unused(&self, unused_is_zero: bool) -> Result<(), WireError> {
-        if unused_is_zero && self.reserved == 0 {
-            Ok(())
-        } else {
-            Err(WireError::UnusedFieldSet(self.kind))
+        self.check_unused_in_answer(unused_is_zero && self.how_read == 0)
+    }
+
+    /// [`check_unused`](Self::check_unused) of a frame that says how the arguments were read.
+    #[inline]
+    fn check_unused_in_answer(&self, unused_is_zero: bool) -> Result<(), WireError> {
+        if unused_is_zero { Ok(()) } else { Err(WireError::UnusedFieldSet(self.kind)) }
+    }
+
+    /// How the callee has read the arguments, as its answer says.
+    #[inline]
+    fn how_read(&self) -> Result<HowRead, WireError> {
+        match (self.flags & SAME_TYPES != 0, self.how_read) {
+            (false, 0) => Ok(HowRead::Unsaid),
+            (true, 0) => Ok(HowRead::Same),
+            (false, BY_SCHEMA) => Ok(HowRead::BySchema),
+            (_, byte) => {
+                Err(WireError::UnknownReading { kind: self.kind, flags: self.flags, byte })
+            }
         }
     }
 
@@ -306,9 +326,9 @@ fn parse_response(
 ) -> Result<(Frame, usize), WireError> {
     let (flags, code) = (header.flags, header.codec_or_status);
     // The number of items is in the field of the method, and is present only if it is not 0.
-    header.check_unused((flags & response_flag::ITEMS != 0) == (header.method != 0))?;
+    header.check_unused_in_answer((flags & response_flag::ITEMS != 0) == (header.method != 0))?;
     let id = header.call()?;
-    let signature_accepted = flags & response_flag::ACCEPTED != 0;
+    let read = header.how_read()?;
     let conflict = match code {
         0 => flags & (response_flag::RETRYABLE | response_flag::DETAILS | response_flag::RESET),
         1..=code::MAX => flags & (response_flag::USER_ERROR | PARTS),
@@ -336,8 +356,7 @@ fn parse_response(
         parts::check(Kind::Response, body, tail_bytes)?;
     }
     let (items, is_reset) = (header.method, flags & response_flag::RESET != 0);
-    let head =
-        ResponseHead { id, kind, signature_accepted, has_parts, items, is_reset, metadata_bytes };
+    let head = ResponseHead { id, kind, read, has_parts, items, is_reset, metadata_bytes };
     Ok((Frame::Response(head), taken))
 }
 
@@ -469,6 +488,26 @@ fn header(
     [kind, flags, codec_or_status, 0, m0, m1, m2, m3, s0, s1, s2, s3, g0, g1, g2, g3]
 }
 
+/// The header of a frame that says how the arguments were read.
+#[inline]
+fn answer(
+    kind: Kind,
+    flags: u8,
+    status: u8,
+    number: u32,
+    id: WireId,
+    read: HowRead,
+) -> [u8; HEADER_BYTES] {
+    let (flag, byte) = match read {
+        HowRead::Unsaid => (0, 0),
+        HowRead::Same => (SAME_TYPES, 0),
+        HowRead::BySchema => (0, BY_SCHEMA),
+    };
+    let mut header = header(kind, flags | flag, status, number, id);
+    header[3] = byte;
+    header
+}
+
 /// Puts the METADATA block in front of a request's PARTS block and body. To be called before
 /// [`prepend_request`], with the matching flag there. The caller has checked
 /// [`MAX_METADATA_BYTES`]; bytes beyond it are cut off.
@@ -509,7 +548,7 @@ pub fn prepend_request(body: &mut OutBuf, head: &RequestHead, has_metadata: bool
 /// details the body is the details, then the text.
 #[inline(always)]
 pub fn prepend_response(body: &mut OutBuf, head: &ResponseHead) {
-    let mut flags = if head.signature_accepted { response_flag::ACCEPTED } else { 0 };
+    let mut flags = 0;
     if head.has_parts {
         flags |= PARTS;
     }
@@ -538,7 +577,7 @@ pub fn prepend_response(body: &mut OutBuf, head: &ResponseHead) {
     if head.is_reset {
         flags |= response_flag::RESET;
     }
-    body.prepend(&header(Kind::Response, flags, status, head.items, head.id));
+    body.prepend(&answer(Kind::Response, flags, status, head.items, head.id, head.read));
 }
 
 /// A hello frame.

@@ -3,7 +3,9 @@
 //! Owns no rule: for the frames that it reads, the result is that of [`parse`](super::parse), to
 //! which all other frames are left.
 
-use super::{CallStreams, HEADER_BYTES, Kind, ReplyKind, RequestHead, ResponseHead, WireId};
+use super::{
+    CallStreams, HEADER_BYTES, HowRead, Kind, ReplyKind, RequestHead, ResponseHead, WireId,
+};
 
 /// The first words of a frame.
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +33,7 @@ impl Words {
         plain.then_some(ResponseHead {
             id: self.id,
             kind: ReplyKind::Ok,
-            signature_accepted: false,
+            read: HowRead::Unsaid,
             has_parts: false,
             items: 0,
             is_reset: false,

@@ -8,9 +8,9 @@
 use rpc_transport::message::outgoing::OutBuf;
 
 use super::{
-    CallStreams, Frame, HEADER_BYTES, Header, ItemHead, Kind, MAX_METADATA_BYTES, PARTS,
-    STREAM_WINDOW_BYTES, StreamWindow, WireError, WireId, bare, check_no_body, code, header, parts,
-    request_flag, take,
+    CallStreams, Frame, HEADER_BYTES, Header, HowRead, ItemHead, Kind, MAX_METADATA_BYTES, PARTS,
+    SAME_TYPES, STREAM_WINDOW_BYTES, StreamWindow, WireError, WireId, answer, bare, check_no_body,
+    code, header, parts, request_flag, take,
 };
 
 mod flag {
@@ -22,13 +22,14 @@ mod flag {
     pub(super) const METADATA: u8 = 0x04;
 }
 
-pub(super) fn item_head(header: &Header, id: WireId) -> ItemHead {
+pub(super) fn item_head(header: &Header, id: WireId, read: HowRead) -> ItemHead {
     ItemHead {
         id,
         results: header.flags & flag::RESULTS != 0,
         number: header.method,
         has_parts: header.flags & PARTS != 0,
         is_metadata: header.flags & flag::METADATA != 0,
+        read,
     }
 }
 
@@ -38,9 +39,12 @@ pub(super) fn parse_item(
     rest: &[u8],
     tail_bytes: u64,
 ) -> Result<(Frame, usize), WireError> {
-    header.check_flags(flag::RESULTS | flag::METADATA | PARTS)?;
-    header.check_unused(header.codec_or_status == 0)?;
-    let head = item_head(header, header.call()?);
+    header.check_flags(flag::RESULTS | flag::METADATA | PARTS | SAME_TYPES)?;
+    header.check_unused_in_answer(header.codec_or_status == 0)?;
+    let head = item_head(header, header.call()?, header.how_read()?);
+    if head.read != HowRead::Unsaid && !head.results {
+        return Err(WireError::ItemFlagsConflict(header.flags));
+    }
     if head.is_metadata {
         check_metadata(&head, header.flags, rest.len())?;
     }
@@ -73,11 +77,18 @@ pub(super) fn parse_control(header: &Header, mut rest: &[u8]) -> Result<(Frame, 
         Kind::StreamHalfClose => (0, false, true),
         Kind::StreamReset => (0, true, false),
         Kind::StreamCredit => (flag::RESULTS, false, true),
-        Kind::StreamOpened => (flag::ACCEPTED, false, false),
+        Kind::StreamOpened => (flag::ACCEPTED | SAME_TYPES, false, false),
         _ => (flag::RESULTS, true, false),
     };
     header.check_flags(flags)?;
-    header.check_unused((has_code || byte == 0) && (has_number || number == 0))?;
+    let unused_is_zero = (has_code || byte == 0) && (has_number || number == 0);
+    let mut read = HowRead::Unsaid;
+    if kind == Kind::StreamOpened {
+        header.check_unused_in_answer(unused_is_zero)?;
+        read = header.how_read()?;
+    } else {
+        header.check_unused(unused_is_zero)?;
+    }
     if byte > code::MAX || (kind == Kind::StreamReset && byte == 0) {
         return Err(WireError::UnknownStatus(byte));
     }
@@ -92,7 +103,9 @@ pub(super) fn parse_control(header: &Header, mut rest: &[u8]) -> Result<(Frame, 
             }
             Frame::Credit { id, results, items: number, bytes }
         }
-        Kind::StreamOpened => Frame::Opened { id, accepted: header.flags & flag::ACCEPTED != 0 },
+        Kind::StreamOpened => {
+            Frame::Opened { id, accepted: header.flags & flag::ACCEPTED != 0, read }
+        }
         _ => Frame::Stop { id, results, code: byte },
     };
     check_no_body(kind, rest)?;
@@ -146,7 +159,7 @@ pub fn prepend_item(body: &mut OutBuf, head: &ItemHead) {
     if head.is_metadata {
         flags |= flag::METADATA;
     }
-    body.prepend(&header(Kind::StreamData, flags, 0, head.number, head.id));
+    body.prepend(&answer(Kind::StreamData, flags, 0, head.number, head.id, head.read));
 }
 
 /// The end of a stream of arguments, with its number of items.
@@ -173,9 +186,9 @@ pub fn credit(id: WireId, results: bool, items: u32, bytes: u64) -> OutBuf {
 
 /// The request has arrived, or the call is accepted.
 #[must_use]
-pub fn opened(id: WireId, accepted: bool) -> OutBuf {
+pub fn opened(id: WireId, accepted: bool, read: HowRead) -> OutBuf {
     let flags = if accepted { flag::ACCEPTED } else { 0 };
-    bare(header(Kind::StreamOpened, flags, 0, 0, id))
+    bare(answer(Kind::StreamOpened, flags, 0, 0, id, read))
 }
 
 /// No more items of the stream are accepted.

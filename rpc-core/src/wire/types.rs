@@ -152,6 +152,18 @@ pub enum ReplyKind {
     },
 }
 
+/// How the callee has read the arguments of a call whose request asks: the one that carries a
+/// signature. Each answer says it, so that the caller reads results the same way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HowRead {
+    /// Nothing is said: the request did not ask, or the callee has refused the call unread.
+    Unsaid,
+    /// By its own types, which are the caller's: later requests need not ask.
+    Same,
+    /// By the schema of the caller, whose types differ.
+    BySchema,
+}
+
 /// The head of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResponseHead {
@@ -159,8 +171,8 @@ pub struct ResponseHead {
     pub id: WireId,
     /// The kind of the body.
     pub kind: ReplyKind,
-    /// The callee has accepted the method's signature: later calls may omit it.
-    pub signature_accepted: bool,
+    /// How the callee has read the arguments.
+    pub read: HowRead,
     /// The body starts with a PARTS block: part of it is in the message's tail.
     pub has_parts: bool,
     /// Number of items sent on the stream of results, modulo 2^32.
@@ -227,6 +239,8 @@ pub enum Frame {
         id: WireId,
         /// The callee has accepted the call; otherwise it has only received the request.
         accepted: bool,
+        /// How the callee has read the arguments.
+        read: HowRead,
     },
     /// [`Kind::StreamStop`].
     Stop {
@@ -263,4 +277,6 @@ pub struct ItemHead {
     pub has_parts: bool,
     /// Results only: it is not an item of the method, but the initial metadata.
     pub is_metadata: bool,
+    /// Results only: how the callee has read the arguments of the request.
+    pub read: HowRead,
 }

@@ -1,7 +1,7 @@
 //! Frames that break a rule, each with its own error.
 
 use rpc_core::session::SessionError;
-use rpc_core::wire::{RequestHead, ResponseHead, WireId};
+use rpc_core::wire::{HowRead, RequestHead, ResponseHead, WireId};
 
 use super::*;
 
@@ -30,7 +30,7 @@ fn response_frame(id: WireId) -> Vec<u8> {
     let head = ResponseHead {
         id,
         kind: ReplyKind::Ok,
-        signature_accepted: false,
+        read: HowRead::Same,
         has_parts: false,
         items: 0,
         is_reset: false,

@@ -8,10 +8,8 @@
 //! 1. `start <= end <= length of the bytes`, which are in its storage or elsewhere.
 //! 2. A lent buffer has no remote access ([`Buffer`]'s invariant 1), so the peer cannot change it.
 
-use std::any::Any;
 use std::fmt;
 use std::ops::Deref;
-use std::sync::Arc;
 
 use crate::memory::budget::{BudgetExhausted, Reservation};
 use crate::memory::region::Buffer;
@@ -41,12 +39,7 @@ struct Beside {
     refusal: Option<Refusal>,
     /// How many of the first bytes are something else than the rest, as the layer above says.
     marked: u16,
-    /// What the layer above has noted about it.
-    note: Option<Note>,
 }
-
-/// What a layer above notes about a message.
-pub type Note = Arc<dyn Any + Send + Sync>;
 
 /// Why a message was dropped on arrival; only the beginning of its head was kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,17 +170,6 @@ impl Message {
     /// Marks the first bytes that are left as something else than the rest, for who reads it.
     pub fn mark(&mut self, count: u16) {
         self.beside.get_or_insert_default().marked = count;
-    }
-
-    /// Notes something about the message, for the layer that reads it.
-    pub fn set_note(&mut self, note: Note) {
-        self.beside.get_or_insert_default().note = Some(note);
-    }
-
-    /// The note, if there is one.
-    #[must_use]
-    pub fn note(&self) -> Option<&Note> {
-        self.beside.as_deref()?.note.as_ref()
     }
 
     /// The marked bytes; none, unless there are some.

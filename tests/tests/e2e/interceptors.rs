@@ -457,9 +457,9 @@ impl Dispatch for Soothe {
         self.0.descriptor()
     }
 
-    fn dispatch(&self, method: usize, request: Request) -> Handler {
+    fn dispatch(&self, method: usize, mut request: Request) -> Handler {
         let context = request.context.clone().with_extension(User("soothed".to_owned()));
-        let request = Request::new(request.message, request.codec, context.clone());
+        request.context = context.clone();
         let inner = self.0.dispatch(method, request);
         Handler::new(context, async move {
             match inner.await {

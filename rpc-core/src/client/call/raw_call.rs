@@ -8,6 +8,7 @@
 //! 2. A call yields one outcome. A call that is dropped before that takes the request back if
 //!    nothing of it was sent, and cancels its handler otherwise.
 
+mod alone;
 mod attempts;
 mod due;
 mod elsewhere;
@@ -30,7 +31,6 @@ use std::time::Instant;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use rpc_transport::message::outgoing::OutBuf;
-use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::WhenFull;
 use tokio::task::coop::poll_proceed;
 
@@ -42,8 +42,8 @@ use crate::channel::picker::CallEnd;
 use crate::client::Connection;
 use crate::client::shared::Shared;
 use crate::endpoint::revoked;
-use crate::reply::CallOutcome;
-use crate::service::{MethodDescriptor, ReplyKind, ReplyParts};
+use crate::reply::{CallOutcome, Value};
+use crate::service::{MethodDescriptor, ReplyParts};
 use crate::session::CallId;
 use crate::stats::counts::End;
 use crate::status::{Code, Status};
@@ -343,6 +343,9 @@ impl<'a> RawCall<'a> {
         if !self.is_here() {
             self.leak_timers();
         }
+        if self.is_here() && self.go_on_alone() {
+            return;
+        }
         if let (State::InFlight, Some(connection)) = (self.state, &self.on) {
             cancel(connection, self.id, self.method);
         }
@@ -363,7 +366,7 @@ impl<'a> RawCall<'a> {
 }
 
 #[cold]
-fn no_outcome() -> Result<(ReplyKind, Message), Status> {
+fn no_outcome() -> Result<Value, Status> {
     Err(Code::Unknown.into())
 }
 

@@ -19,7 +19,6 @@ use super::raw_call::RawCall;
 use super::raw_call::streaming::Accepted;
 use crate::channel::rendezvous::stable_hash;
 use crate::metadata::Metadata;
-use crate::resolution::Resolution;
 use crate::service::ReplyParts;
 use crate::status::Status;
 use crate::stream::Streaming;
@@ -166,11 +165,11 @@ where
         step.made_progress();
         let upload = this.upload.take();
         Poll::Ready(match (accepted, upload) {
-            (Accepted::Yes(note), Some(upload)) => {
+            (Accepted::Yes(decoding), Some(upload)) => {
                 let StreamDecoders { item, end, .. } = this.decoders;
                 // Sent already: this only makes it independent of the channel's borrow.
                 let call = this.call.detached();
-                Ok(Streaming::of_results(call, item, end, upload).resolved(note))
+                Ok(Streaming::of_results(call, item, end, upload, decoding))
             }
             (Accepted::Yes(_), None) => panic!("a `StreamCall` was polled after completion"),
             (Accepted::No(mut found), upload) => {
@@ -178,8 +177,7 @@ where
                 if let Some(status) = own.clone() {
                     found = this.call.end_by_source(&found, status);
                 }
-                let mut parts = this.call.finish(found);
-                Resolution::of_refusal(&mut parts);
+                let parts = this.call.finish(found).of_refusal();
                 let error = match own {
                     Some(status) => status.into(),
                     None => match (this.decoders.refusal)(parts) {

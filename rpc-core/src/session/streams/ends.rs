@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use rpc_transport::memory::budget::BudgetExhausted;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::wait::after;
 
@@ -112,18 +111,13 @@ impl<W, H> Session<W, H> {
         self.expect_late(late);
     }
 
-    /// There was no memory for an item of the results.
+    /// Ends a call that was sent, and has its handler stopped.
     #[cold]
-    pub(super) fn fail_for_memory(
-        &mut self,
-        index: u32,
-        reason: BudgetExhausted,
-        revoke: Revoke<'_>,
-    ) {
+    pub(super) fn give_up_sent(&mut self, index: u32, reason: Failure, revoke: Revoke<'_>) {
         if let Stage::Sent(slot) = self.calls.stage(index) {
             self.give_up_slot(slot, true, revoke);
         }
-        self.fail(index, Failure::NoMemory(reason), false);
+        self.fail(index, reason, false);
         self.check_drained();
     }
 

@@ -12,8 +12,8 @@ use super::types::StreamEnd;
 use super::writer::WriterState;
 use super::{Key, Opened, StreamCall};
 use crate::session::transmit::Control;
-use crate::session::{Revoke, Session, SessionError, SessionEvent};
-use crate::wire::{CallStreams, Frame, ItemHead, Kind, ResponseHead, WireId, code};
+use crate::session::{Failure, Reads, Revoke, Session, SessionError, SessionEvent};
+use crate::wire::{CallStreams, Frame, HowRead, ItemHead, Kind, ResponseHead, WireId, code};
 
 /// What to do with a response of a call that has streams.
 pub(in crate::session) enum Response {
@@ -29,6 +29,7 @@ impl<W, H> Session<W, H> {
     pub(in crate::session) fn on_stream_control(
         &mut self,
         frame: Frame,
+        revoke: Revoke<'_>,
     ) -> Result<(), SessionError> {
         match frame {
             Frame::HalfClose { id, items } => {
@@ -42,7 +43,7 @@ impl<W, H> Session<W, H> {
             Frame::Credit { id, results, items, bytes } => {
                 self.on_credit(id, results, items, bytes)
             }
-            Frame::Opened { id, accepted } => self.on_opened(id, accepted),
+            Frame::Opened { id, accepted, read } => self.on_opened(id, accepted, read, revoke),
             Frame::Stop { id, results, code } => self.on_stop(id, results, code),
             _ => Ok(()),
         }
@@ -82,6 +83,7 @@ impl<W, H> Session<W, H> {
         mut message: Message,
         head_bytes: usize,
         now: impl FnOnce() -> Instant,
+        revoke: Revoke<'_>,
     ) -> Result<(), SessionError> {
         let Some(key) = self.find_stream(Kind::StreamData, head.id, head.results)? else {
             return Ok(());
@@ -104,8 +106,8 @@ impl<W, H> Session<W, H> {
             self.notices.push_back(SessionEvent::Wake(waiter));
         }
         if head.results {
-            if was != Opened::Accepted {
-                self.on_types_accepted(key);
+            if was != Opened::Accepted && !self.compare_types(key, head.read, revoke) {
+                return Ok(());
             }
             if was < Opened::Arrived {
                 self.stream_arrived(key);
@@ -175,7 +177,13 @@ impl<W, H> Session<W, H> {
         Ok(())
     }
 
-    fn on_opened(&mut self, id: WireId, accepted: bool) -> Result<(), SessionError> {
+    fn on_opened(
+        &mut self,
+        id: WireId,
+        accepted: bool,
+        read: HowRead,
+        revoke: Revoke<'_>,
+    ) -> Result<(), SessionError> {
         let Some(key) = self.find_stream(Kind::StreamOpened, id, true)? else { return Ok(()) };
         let Some(stream) = self.streams.get_mut(key) else { return Ok(()) };
         let told = if accepted { Opened::Accepted } else { Opened::Arrived };
@@ -187,24 +195,29 @@ impl<W, H> Session<W, H> {
         stream.opened = was.max(told);
         let waiter = if accepted { stream.read_waiter.take() } else { None };
         self.notices.extend(waiter.map(SessionEvent::Wake));
-        self.on_types_accepted(key);
-        if was < Opened::Arrived {
+        if self.compare_types(key, read, revoke) && was < Opened::Arrived {
             self.stream_arrived(key);
         }
         Ok(())
     }
 
-    /// The callee has accepted the types of a call of this end, so its request is not needed any
-    /// more, and its arguments may leave.
+    /// The callee says before its response how it has read the arguments of a call of this end. If
+    /// that is as the request was written, its other arguments may leave; otherwise the call ends,
+    /// and this returns false.
     #[cold]
-    fn on_types_accepted(&mut self, key: Key) {
-        let Key::Call(index) = key else { return };
-        self.discard_kept(index);
-        let may_be_held = self.accepted_by_peer.may_refuse(self.calls.head(index).method_index);
-        if let Some(stream) = self.streams.get_mut(key).filter(|_| may_be_held) {
-            let waiter = stream.write_waiter.take();
+    fn compare_types(&mut self, key: Key, said: HowRead, revoke: Revoke<'_>) -> bool {
+        let Key::Call(index) = key else { return true };
+        if self.agree(index, said).is_none() {
+            self.give_up_sent(index, Failure::TypesDisagree, revoke);
+            return false;
+        }
+        let was_held = self.calls.reads(index) != Reads::Same;
+        if let Some(stream) = self.streams.get_mut(key) {
+            stream.types_agree = true;
+            let waiter = if was_held { stream.write_waiter.take() } else { None };
             self.notices.extend(waiter.map(SessionEvent::Wake));
         }
+        true
     }
 
     fn on_stop(&mut self, id: WireId, results: bool, code: u8) -> Result<(), SessionError> {
@@ -239,7 +252,7 @@ impl<W, H> Session<W, H> {
             return Ok(());
         };
         match key {
-            Key::Call(index) => self.fail_for_memory(index, reason, revoke),
+            Key::Call(index) => self.give_up_sent(index, Failure::NoMemory(reason), revoke),
             Key::Incoming(_) => {
                 let Some(stream) = self.streams.get_mut(key) else { return Ok(()) };
                 stream.reader.skip(head.id, head.number)?;
@@ -271,25 +284,27 @@ impl<W, H> Session<W, H> {
             return;
         }
         // Until it knows of this, the caller sends only what stays behind the request; nothing, if
-        // it would send the call again with its schema.
-        if has_signature && self.peer_resolves() {
+        // the request asks whether the types are the same.
+        if has_signature {
             if let Some(stream) = self.streams.get_mut(key) {
                 stream.owes_arrival = true;
             }
         } else {
-            self.frames.push_control(Control::Opened { id, accepted: false });
+            let read = HowRead::Unsaid;
+            self.frames.push_control(Control::Opened { id, accepted: false, read });
         }
     }
 
-    /// The types of a call of the peer are accepted.
+    /// It is decided how the arguments of a call of the peer are read.
     #[cold]
-    pub(in crate::session) fn tell_arrival(&mut self, id: WireId) {
+    pub(in crate::session) fn tell_arrival(&mut self, id: WireId, read: HowRead) {
         let stream = self.streams.get_mut(Key::Incoming(id.slot));
         let Some(stream) = stream.filter(|stream| stream.generation == id.generation) else {
             return;
         };
+        stream.read = read;
         if std::mem::take(&mut stream.owes_arrival) && !stream.is_over {
-            self.frames.push_control(Control::Opened { id, accepted: false });
+            self.frames.push_control(Control::Opened { id, accepted: false, read });
         }
     }
 

@@ -48,7 +48,9 @@ pub use self::rules::{Broken, Rules};
 pub use self::types::{NotSent, ReadItem, SendError, StreamEnd, StreamId, StreamLimits};
 use self::writer::{Writer, WriterState};
 use super::{CallId, SessionError};
-use crate::wire::{CallStreams, Hello, ItemHead, ReplyKind, ResponseHead, StreamWindow, WireId};
+use crate::wire::{
+    CallStreams, Hello, HowRead, ItemHead, ReplyKind, ResponseHead, StreamWindow, WireId,
+};
 
 /// Frames up to this length are of the small lane of every link, bytes.
 const SURELY_SMALL_BYTES: usize = 240;
@@ -98,6 +100,10 @@ pub(super) struct StreamCall<W> {
     told: Opened,
     /// At the callee: the caller learns that the request has arrived once its types are accepted.
     owes_arrival: bool,
+    /// At the callee: how the arguments of the request were read, which each frame says.
+    read: HowRead,
+    /// At the caller: what the callee has said of that was compared with the request.
+    types_agree: bool,
     /// The request went in the small lane: small frames that follow stay behind it.
     request_is_small: bool,
     idle: Option<Idle>,
@@ -326,6 +332,8 @@ impl<W> Streams<W> {
                 Key::Incoming(_) => Opened::Accepted,
             },
             owes_arrival: false,
+            read: HowRead::Unsaid,
+            types_agree: false,
             request_is_small: false,
             idle,
             opens_by_deadline: None,

@@ -3,7 +3,7 @@
 use super::writer::WriterState;
 use super::{Key, Opened, SLOT_OFFER_BYTES};
 use crate::session::transmit::{Side, item_tag};
-use crate::session::{Session, SessionEvent, Transmit};
+use crate::session::{Reads, Session, SessionEvent, Transmit};
 use crate::wire::{self, ItemHead, WireId};
 
 impl<W, H> Session<W, H> {
@@ -61,7 +61,8 @@ impl<W, H> Session<W, H> {
         };
         let (has_parts, metadata_bytes) = frame.marks();
         let is_metadata = metadata_bytes != 0;
-        let head = ItemHead { id: wire, results, number, has_parts, is_metadata };
+        let read = stream.read;
+        let head = ItemHead { id: wire, results, number, has_parts, is_metadata, read };
         wire::prepend_item(&mut frame, &head);
         let is_done = stream.writer.is_empty() && stream.held_reply.is_some();
         let wakes = stream.write_waiter.is_some() && stream.writer.check(true).is_ok();
@@ -90,6 +91,11 @@ impl<W, H> Session<W, H> {
             stream.wire = Some(id);
             let is_plain = frame.tail_len() == 0;
             stream.request_is_small = is_plain && frame.len() + SLOT_OFFER_BYTES <= longest_small;
+            if self.calls.reads(index) == Reads::Same {
+                // The arguments were held while it was not known whether the request would ask.
+                let waiter = stream.write_waiter.take();
+                self.notices.extend(waiter.map(SessionEvent::Wake));
+            }
             self.streams.list(Key::Call(index));
         }
     }

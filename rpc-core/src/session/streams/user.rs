@@ -10,7 +10,7 @@ use super::types::{NotSent, ReadItem, SendError, StreamEnd, StreamId};
 use super::writer::WriterState;
 use super::{Key, Opened, StreamCall};
 use crate::session::transmit::Control;
-use crate::session::{Answer, CallId, Gone, IncomingId, Session, SessionEvent};
+use crate::session::{Answer, CallId, Gone, IncomingId, ReadBy, Session, SessionEvent};
 
 impl<W, H> Session<W, H> {
     /// The streams of a call, if it has any and its id is not out of date.
@@ -153,11 +153,10 @@ impl<W, H> Session<W, H> {
     /// source. `None`: it has its outcome.
     pub(crate) fn holds_arguments(&self, id: CallId) -> Option<bool> {
         let (_, stream) = self.stream(id.into()).filter(|(_, stream)| !stream.is_over)?;
-        let method_index = self.calls.head(id.index).method_index;
         // A stop may overtake that the request was taken.
         let is_stopped = stream.writer.was_stopped;
-        let may_refuse = self.accepted_by_peer.may_refuse(method_index);
-        Some(stream.opened < Opened::Arrived && !is_stopped && may_refuse)
+        let asks = self.calls.asks(id.index, &self.accepted_by_peer);
+        Some(stream.opened < Opened::Arrived && !is_stopped && asks)
     }
 
     /// The peer refuses calls for good if their types differ: what is held may leave.
@@ -285,7 +284,8 @@ impl<W, H> Session<W, H> {
         if stream.opened < Opened::Accepted && stream.held_reply.is_none() {
             stream.opened = Opened::Accepted;
             stream.owes_arrival = false;
-            self.frames.push_control(Control::Opened { id: id.0, accepted: true });
+            let read = stream.read;
+            self.frames.push_control(Control::Opened { id: id.0, accepted: true, read });
         }
         Ok(())
     }
@@ -293,7 +293,13 @@ impl<W, H> Session<W, H> {
     /// Whether the callee has accepted the call: it said so, or an item has arrived.
     #[must_use]
     pub fn is_accepted(&self, id: CallId) -> bool {
-        self.stream(id.into()).is_some_and(|(_, stream)| stream.opened == Opened::Accepted)
+        self.stream(id.into())
+            .is_some_and(|(_, stream)| stream.opened == Opened::Accepted && stream.types_agree)
+    }
+
+    /// How the items of a call that the callee [has accepted](Self::is_accepted) are read.
+    pub(crate) fn items_read_by(&self, id: CallId) -> Option<ReadBy> {
+        self.is_accepted(id).then(|| self.calls.reads(id.index).agreed())
     }
 }
 

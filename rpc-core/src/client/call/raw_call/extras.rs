@@ -46,6 +46,8 @@ pub(super) struct CallExtras {
     pub(super) found: CallOutcome,
     /// It is the second attempt of another call.
     pub(super) is_second: bool,
+    /// It was dropped, and goes on in a task of its own.
+    pub(super) is_alone: bool,
     /// A connection that gave it back unsent has counted its begin.
     pub(super) is_counted: bool,
     /// It has its place in a trace.
@@ -101,6 +103,7 @@ impl CallExtras {
             affinity,
             found,
             is_second,
+            is_alone,
             is_counted,
             is_traced,
             span,
@@ -124,7 +127,7 @@ impl CallExtras {
         clear(refusals);
         (*wait_for_ready, *when_full, *hedging, *began) = (None, None, None, None);
         *affinity = None;
-        (*is_second, *is_counted, *is_traced) = (false, false, false);
+        (*is_second, *is_alone, *is_counted, *is_traced) = (false, false, false, false);
         *attempts = Attempts::default();
         watch.clear();
         free_list::keep(&FREE, self);

@@ -3,7 +3,7 @@
 use super::RawCall;
 use crate::metadata::Metadata;
 use crate::service::MethodDescriptor;
-use crate::session::{self, Failure, StartError};
+use crate::session::{self, Failure, ReadBy, StartError};
 use crate::status::{Code, Status};
 use crate::wire::refusal::{SCHEMA_FOLLOWS, SIGNATURES_DIFFER, UNKNOWN_METHOD};
 
@@ -47,6 +47,11 @@ impl RawCall<'_> {
             ),
             Failure::PeerHasNoStreams => Status::unimplemented(format!(
                 "{name}: the {} does not support streams; update it",
+                self.callee()
+            )),
+            Failure::TypesDisagree => Status::internal(format!(
+                "{name}: the {} has read the arguments as those of other types than this client \
+                 has sent, or does not say how; its answer cannot be read",
                 self.callee()
             )),
             Failure::PeerTakesNoCalls => Status::unimplemented(format!(
@@ -102,14 +107,13 @@ impl RawCall<'_> {
     }
 
     /// The error text when the server does not know the method or its signature differs. The server
-    /// marks these statuses in their details. Until it has accepted the signature no user code has
-    /// run there, so the marks cannot be details that the user made.
+    /// marks these statuses in their details. Nobody has read the request there, so no user code has
+    /// run, and the marks cannot be details that the user made.
     fn refusal(&self, code: Code, reply: &session::Reply) -> Option<String> {
-        // Of a method whose types differ: its handler has run.
-        if reply.message.note().is_some() {
+        if reply.read_by != ReadBy::Nobody {
             return None;
         }
-        let text = match (code, reply.details()) {
+        Some(match (code, reply.details()) {
             (Code::FailedPrecondition, details) if details.starts_with(SIGNATURES_DIFFER) => {
                 self.difference(reply.text(), &details[SIGNATURES_DIFFER.len()..])
             }
@@ -121,12 +125,7 @@ impl RawCall<'_> {
                 )
             }
             _ => return None,
-        };
-        let connection = self.on.as_ref()?;
-        let index = self.method.dense_index();
-        let accepted =
-            connection.shard.look(connection.key, |peer| peer.session.has_accepted(index));
-        (accepted == Some(false)).then_some(text)
+        })
     }
 
     /// What differs: the signature, or else the contents of its types.

@@ -17,6 +17,7 @@ use crate::channel::picker::CallEnd;
 use crate::channel::retry::Failed;
 use crate::client::Connection;
 use crate::client::shared::{Retries, Shared};
+use crate::metadata::SCHEMA;
 use crate::reply::CallOutcome;
 use crate::runtime::timer::Timer;
 use crate::service::MethodDescriptor;
@@ -166,6 +167,8 @@ impl RawCall<'_> {
         second.on = Some(other);
         let of_second = second.extras_mut();
         of_second.metadata = extras.metadata.clone();
+        // That is for a server that has refused the first attempt.
+        of_second.metadata.remove(SCHEMA);
         of_second.is_second = true;
         of_second.when_full = Some(WhenFull::Refuse);
         of_second.wait_for_ready = Some(false);

@@ -8,7 +8,7 @@ use super::RawCall;
 use super::due::Whose;
 use super::extras::CallExtras;
 use crate::bulk::BulkMut;
-use crate::reply::CallOutcome;
+use crate::reply::{CallOutcome, Value};
 use crate::service::ReplyKind;
 use crate::stats::counts::End;
 use crate::status::Code;
@@ -107,8 +107,8 @@ impl RawCall<'_> {
 #[cold]
 fn end_of(found: &CallOutcome) -> End {
     match found {
-        Some(Ok((ReplyKind::Ok, _))) => End::OK,
-        Some(Ok((ReplyKind::UserError, _))) => End::UserError,
+        Some(Ok(Value { kind: ReplyKind::Ok, .. })) => End::OK,
+        Some(Ok(Value { kind: ReplyKind::UserError, .. })) => End::UserError,
         Some(Err(status)) => End::Code(status.code()),
         None => End::Code(Code::Unknown),
     }

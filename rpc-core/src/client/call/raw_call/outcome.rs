@@ -8,7 +8,8 @@ use rpc_transport::engine::shard::Waited;
 use super::{RawCall, State};
 use crate::channel::retry::Failed;
 use crate::endpoint::take::{NotResult, Sent, Taken};
-use crate::reply::CallOutcome;
+use crate::reply::{CallOutcome, Value};
+use crate::resolution::Decoding;
 use crate::service::ReplyKind;
 use crate::session::{self, Outcome};
 use crate::stats::counts::Timed;
@@ -90,7 +91,7 @@ impl RawCall<'_> {
     pub(super) fn on_taken(&mut self, taken: Taken) -> CallOutcome {
         self.state = State::Done;
         match taken {
-            Ok(message) => Some(Ok((ReplyKind::Ok, message))),
+            Ok(message) => Some(Ok(Value::of_own_types(message))),
             Err(other) => self.on_not_result(*other),
         }
     }
@@ -102,7 +103,7 @@ impl RawCall<'_> {
             self.leak_timers();
             return Some(Err(self.forked()));
         }
-        let NotResult { outcome, request } = other;
+        let NotResult { outcome, decoding, request } = other;
         if let Some(request) = request {
             self.extras_mut().is_counted = true;
             if let Outcome::Reply(reply) = &outcome {
@@ -128,18 +129,22 @@ impl RawCall<'_> {
         }
         // A status of the server stays as it is.
         let is_reply = matches!(outcome, Outcome::Reply(_));
-        match self.ended(outcome) {
+        match self.ended(outcome, decoding) {
             Some(Err(status)) if !is_reply => Some(Err(self.with_attempts(status))),
             other => other,
         }
     }
 
     #[cold]
-    fn ended(&self, outcome: Outcome) -> CallOutcome {
+    fn ended(&self, outcome: Outcome, decoding: Decoding) -> CallOutcome {
         match outcome {
             Outcome::Reply(reply) => match reply.kind {
-                session::ReplyKind::Ok => Some(Ok((ReplyKind::Ok, reply.message))),
-                session::ReplyKind::UserError => Some(Ok((ReplyKind::UserError, reply.message))),
+                session::ReplyKind::Ok => {
+                    Some(Ok(Value { kind: ReplyKind::Ok, decoding, message: reply.message }))
+                }
+                session::ReplyKind::UserError => {
+                    Some(Ok(Value { kind: ReplyKind::UserError, decoding, message: reply.message }))
+                }
                 session::ReplyKind::Status { code, retryable, .. } => {
                     let status = self.received(&reply, code, retryable);
                     Some(Err(status.of_call(self.method)))

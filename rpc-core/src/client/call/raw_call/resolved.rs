@@ -5,13 +5,12 @@
 //! and interceptors see one call, and it keeps its deadline.
 
 use rpc_transport::message::outgoing::OutBuf;
-use rpc_transport::message::received::Note;
 
 use super::{RawCall, State};
 use crate::layout::version;
 use crate::metadata::SCHEMA;
 use crate::reply::CallOutcome;
-use crate::resolution::Resolution;
+use crate::resolution::{Planned, Resolution};
 use crate::session;
 use crate::status::{Code, Status};
 use crate::wire::refusal::SCHEMA_FOLLOWS;
@@ -88,10 +87,9 @@ impl RawCall<'_> {
             ))
         })?;
         let Some(on) = &self.on else { return Err(self.unavailable()) };
-        let index = self.method.dense_index();
-        let note: Note = resolution;
+        let (method, plan) = (self.method, Planned(resolution));
         // What is returned is dropped outside the lock.
-        let _before = on.shard.look(on.key, |peer| peer.session.resolve(index, note));
+        let _before = on.shard.look(on.key, |peer| peer.resolve(method, plan));
         Ok(())
     }
 

@@ -19,8 +19,8 @@ use crate::endpoint::RpcEndpoint;
 use crate::endpoint::start::Refused;
 use crate::endpoint::take::Sent;
 use crate::metadata::Metadata;
-use crate::reply::CallOutcome;
-use crate::service::{MethodDescriptor, ReplyKind};
+use crate::reply::{CallOutcome, Value};
+use crate::service::MethodDescriptor;
 use crate::session::{CallId, CallOptions, CallStreams, StartError};
 use crate::status::Status;
 use crate::trace;
@@ -106,7 +106,7 @@ impl RawCall<'_> {
         let started = connection.shard.with_progress(connection.key, is_awaited, start, wanted);
         if let Some(Ok(message)) = taken {
             // Nothing else is left of the call, so it needs no share in the connection.
-            return Some(Ok((ReplyKind::Ok, message)));
+            return Some(Ok(Value::of_own_types(message)));
         }
         self.on = Guard::into_inner(on);
         if let Some(taken) = taken {

@@ -6,14 +6,13 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use rpc_transport::message::received::Note;
-
 use super::{RawCall, State};
 use crate::channel::picker::CallEnd;
 use crate::codec::Codec;
 use crate::endpoint::RpcEndpoint;
 use crate::endpoint::take::NotResult;
-use crate::reply::CallOutcome;
+use crate::reply::{CallOutcome, Value};
+use crate::resolution::Decoding;
 use crate::service::{MethodDescriptor, ReplyKind, ReplyParts};
 use crate::session::{self, CallId, Failure, Outcome};
 use crate::status::{Code, Status};
@@ -25,8 +24,8 @@ use crate::stream::upload::PumpedCall;
 
 /// Whether the server has accepted a call with a stream of results.
 pub(crate) enum Accepted {
-    /// There is a stream of results, with what is needed to read items whose types differ.
-    Yes(Option<Note>),
+    /// There is a stream of results, whose items are decoded like this.
+    Yes(Decoding),
     /// There is none. The outcome says why.
     No(CallOutcome),
 }
@@ -78,20 +77,19 @@ impl RawCall<'_> {
     /// Ready when the server has accepted the call, or it has ended.
     pub(crate) fn poll_accepted(&mut self, cx: &Context<'_>) -> Poll<Accepted> {
         if let (Some(id), Some(stream)) = (self.id(), self.stream()) {
-            let index = self.method.dense_index();
-            let state = |peer: &RpcEndpoint| match peer.session.is_accepted(id) {
-                true => Some(Some(peer.session.resolution(index))),
-                false => peer.session.has_outcome(id).then_some(None),
+            let state = |peer: &RpcEndpoint| match peer.decoding_of_items(id) {
+                Some(decoding) => Some(Some(decoding)),
+                None => peer.session.has_outcome(id).then_some(None),
             };
             loop {
                 match stream.with(|peer| state(peer)) {
-                    Some(Some(Some(note))) => {
+                    Some(Some(Some(decoding))) => {
                         // That is the end point's answer: its load does not determine how long the
                         // stream lasts.
                         if let Some(load) = self.take_load() {
                             load.end(CallEnd::Answered);
                         }
-                        return Poll::Ready(Accepted::Yes(note));
+                        return Poll::Ready(Accepted::Yes(decoding));
                     }
                     Some(Some(None)) | None => break,
                     Some(None) if stream.wait_to_read(cx, |peer| state(peer).is_some()) => {
@@ -108,9 +106,10 @@ impl RawCall<'_> {
             return Poll::Pending;
         }
         // Without items the response alone says that the call was accepted.
-        if let Some(Ok((ReplyKind::Ok, _))) = found {
+        if let Some(Ok(Value { kind: ReplyKind::Ok, decoding, .. })) = &found {
+            let decoding = decoding.clone();
             self.over(found);
-            return Poll::Ready(Accepted::Yes(None));
+            return Poll::Ready(Accepted::Yes(decoding));
         }
         Poll::Ready(Accepted::No(found))
     }
@@ -120,7 +119,7 @@ impl RawCall<'_> {
         if self.id().is_none() {
             let found = self.take_found();
             self.state = State::Done;
-            let is_ok = matches!(found, Some(Ok((ReplyKind::Ok, _))));
+            let is_ok = matches!(found, Some(Ok(Value { kind: ReplyKind::Ok, .. })));
             return (if is_ok { StreamEnd::Finished } else { StreamEnd::Failed }, found);
         }
         let sent = self.sent();
