@@ -9,6 +9,7 @@ mod calls;
 mod converted;
 mod elsewhere;
 mod layers;
+mod raced;
 mod rows;
 mod streams;
 mod versions;
