@@ -14,8 +14,9 @@ use tokio::time::MissedTickBehavior;
 
 use crate::health::Health;
 use crate::history::History;
+use crate::hosts::Owner;
 use crate::http;
-use crate::port::{Owner, Port, Terms};
+use crate::port::{Port, Terms};
 use crate::recent::Recent;
 use crate::subject::{INTERVAL, Source, Subject};
 use crate::wall_clock::unix_millis;

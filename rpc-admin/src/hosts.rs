@@ -11,10 +11,17 @@ use axum::extract::Request;
 use axum::http::{HeaderValue, header};
 use rpc_core::text::printable_bytes;
 
-use crate::port::Owner;
-
 /// Maximum length of a requested name that is repeated in an error, bytes.
 const MOST_SHOWN: usize = 100;
+
+/// The owner of the port, for errors.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Owner {
+    /// Its name, for people.
+    pub(crate) name: &'static str,
+    /// Its builder type.
+    pub(crate) builder: &'static str,
+}
 
 /// The allowed values of a request's `Host`.
 #[derive(Clone)]

@@ -8,11 +8,11 @@ use axum::http::{HeaderName, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use rpc_core::stats::PrometheusText;
+use rpc_core::Channel;
+use rpc_core::stats::{PrometheusText, StatsHandle};
 
 use crate::health::Health;
 use crate::hosts::Hosts;
-use crate::metrics::Numbers;
 use crate::report;
 use crate::subject::Subject;
 
@@ -22,6 +22,23 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 
                       connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 const TEXT: &str = "text/plain; charset=utf-8";
+
+/// The contents of `/metrics`: a server, and channels, each with the value of its label `to`.
+#[derive(Clone)]
+pub(crate) struct Numbers {
+    pub(crate) server: StatsHandle,
+    pub(crate) channels: Vec<(String, Channel)>,
+}
+
+impl Numbers {
+    fn prometheus_text(&self) -> PrometheusText {
+        let text = PrometheusText::new().server(&self.server.stats(), &[]);
+        let add = |text: PrometheusText, (to, channel): &(String, Channel)| {
+            text.channel(&channel.stats(), &[("to", to)])
+        };
+        self.channels.iter().fold(text, add)
+    }
+}
 
 /// The page and its data.
 pub(crate) fn page(subject: Arc<Subject>, health: Health, hosts: Hosts) -> Router {

@@ -6,31 +6,14 @@ use std::net::SocketAddr;
 
 use rpc_core::Channel;
 use rpc_core::health::HealthReporter;
-use rpc_core::stats::PrometheusText;
 use rpc_core::stats::StatsHandle;
 
 use crate::health::Health;
-use crate::http;
-use crate::port::{Owner, Port, Terms};
+use crate::hosts::Owner;
+use crate::http::{self, Numbers};
+use crate::port::{Port, Terms};
 
 const OWNER: Owner = Owner { name: "metrics", builder: "Metrics" };
-
-/// The contents of `/metrics`: a server, and channels, each with the value of its label `to`.
-#[derive(Clone)]
-pub(crate) struct Numbers {
-    server: StatsHandle,
-    channels: Vec<(String, Channel)>,
-}
-
-impl Numbers {
-    pub(crate) fn prometheus_text(&self) -> PrometheusText {
-        let text = PrometheusText::new().server(&self.server.stats(), &[]);
-        let add = |text: PrometheusText, (to, channel): &(String, Channel)| {
-            text.channel(&channel.stats(), &[("to", to)])
-        };
-        self.channels.iter().fold(text, add)
-    }
-}
 
 /// An HTTP port with `/metrics` for Prometheus and `/healthz` for probes, and nothing else: for
 /// servers in production. [`Admin`](crate::Admin) also serves a page.

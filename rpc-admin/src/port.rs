@@ -28,7 +28,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::hosts::{Hosts, is_loopback};
+use crate::hosts::{Hosts, Owner, is_loopback};
 
 /// Maximum number of open connections.
 const MOST_CONNECTIONS: usize = 32;
@@ -40,15 +40,6 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 const MOST_HEAD_BYTES: usize = 16 * 1024;
 /// Pause before the next attempt when the system is out of connections.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// The owner of the port, for errors.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Owner {
-    /// Its name, for people.
-    pub(crate) name: &'static str,
-    /// Its builder type.
-    pub(crate) builder: &'static str,
-}
 
 /// Who may use a port.
 #[derive(Clone, Default)]

@@ -88,11 +88,10 @@ fn every_mutex_of_the_core_is_watched() {
     assert!(found.is_empty(), "use `rpc_transport::lock` and `runtime::watched`: {found:#?}");
 }
 
-/// A function for one caller is one more jump for the reader: most are better read where they are
-/// used. `cargo run -p tests --bin house` prints all numbers.
+/// `cargo run -p tests --bin house` prints all numbers.
 #[test]
 fn numbers_of_the_house_stay_within_bounds() {
-    for Number { name, now, bound, places, .. } in numbers() {
-        assert!(now <= bound, "{now} {name}, {bound} at most: {places:#?}");
+    for Number { name, now, most, places, .. } in numbers() {
+        assert!(now <= most, "{now} {name}, {most} at most: {places:#?}");
     }
 }

@@ -15,6 +15,7 @@ use super::*;
 use crate::bulk::Bulk;
 use crate::codec::blob::{Blob, OwnedBlob};
 use crate::codec::shape::{Plain as PlainShape, Put, Take};
+use crate::resolution::Decoding;
 use crate::wire::{self, Part, Parts};
 
 fn codecs() -> impl Iterator<Item = Codec> {
@@ -244,7 +245,7 @@ fn an_argument_is_the_received_byte_string() {
             let payload = Payload::private(tail.clone());
             let address = payload.as_private_slice().unwrap().as_ptr();
             let message = Message::private(head.clone()).with_tail(Some(payload));
-            (address, split(Request::new(message, codec, Context::new())).1)
+            (address, split(Request::new(message, codec, Decoding::OwnTypes, Context::new())).1)
         };
         let (address, request) = incoming();
         let (vec,) = request.arguments(&METHOD, Seeds((seed::<Vec<u8>, _>(Blob),))).unwrap();

@@ -29,9 +29,14 @@ fn schema(number: usize) -> String {
 #[test]
 fn the_own_schema_needs_no_plan() {
     let own = &METHOD.own_types().unwrap().text;
-    assert!(Resolution::at_callee(&METHOD, own).unwrap().arguments().is_none());
-    let at_caller = Resolution::at_caller(&METHOD, own).unwrap();
-    assert!(at_caller.result().is_none() && at_caller.error().unwrap().is_none());
+    let at_callee = Decoding::Planned(Planned(Resolution::at_callee(&METHOD, own).unwrap()));
+    assert!(matches!(at_callee.arguments(), Ok(By::OwnTypes)));
+    let at_caller = Decoding::Planned(Planned(Resolution::at_caller(&METHOD, own).unwrap()));
+    assert!(matches!(at_caller.result(), Ok(By::OwnTypes)));
+    // What neither end describes is never read by own types.
+    assert!(at_caller.error().is_err() && at_caller.item().is_err());
+    assert!(at_callee.result().is_err() && at_caller.arguments().is_err());
+    assert!(at_caller.of_refusal().is_err());
 }
 
 #[test]
@@ -45,7 +50,7 @@ fn one_schema_has_one_plan() {
     let [first, second] =
         [0; 2].map(|_| Resolution::at_callee(&METHOD, &schema(usize::MAX)).unwrap());
     assert!(Arc::ptr_eq(&first, &second));
-    assert!(first.arguments().is_some());
+    assert!(matches!(Decoding::Planned(Planned(first)).arguments(), Ok(By::Plan(_))));
 }
 
 #[test]

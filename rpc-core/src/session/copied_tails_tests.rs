@@ -41,7 +41,7 @@ fn call(client: &mut End, server: &mut End, copied_tails: CopiedTails) -> [usize
     let id = client.start_from(&head, &options, &mut Some(body()), None).expect("started");
     let requests = carry(client, server);
     let Some(Event::Request(incoming)) = server.poll_event() else { panic!("no request") };
-    server.accept_method(incoming.id, copied_tails);
+    server.accept_same(incoming.id, copied_tails);
     client.send_item(id, body(), Instant::now).expect("there is room");
     let sent_items = carry(client, server);
     server.accept(incoming.id).expect("the caller waits");
