@@ -29,6 +29,9 @@ pub mod message;
 mod place;
 #[doc(hidden)]
 pub mod protocol;
+#[cfg(feature = "model")]
+#[doc(hidden)]
+pub mod simulation;
 mod sync;
 pub mod text;
 #[doc(hidden)]

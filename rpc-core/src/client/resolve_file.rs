@@ -8,6 +8,7 @@ use futures::stream::unfold;
 
 use super::resolve::{Resolve, ResolveError, Resolving, Watching};
 use crate::channel::endpoint::Endpoint;
+use crate::runtime::blocking::blocking;
 use crate::text::printable;
 
 /// How often the file is looked at.
@@ -43,7 +44,7 @@ impl File {
     /// Reads the file on a thread that may wait for a disk.
     async fn read(&self) -> Result<String, ResolveError> {
         let path = self.0.clone();
-        let read = tokio::task::spawn_blocking(move || {
+        let read = blocking(move || {
             let mut text = String::new();
             // Not more than one byte too many, whatever the file is.
             std::fs::File::open(&path)?.take(MAX_BYTES + 1).read_to_string(&mut text)?;

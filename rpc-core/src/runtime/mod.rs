@@ -1,5 +1,6 @@
 //! Shared utilities of clients and servers, unknown to the protocol.
 
+pub(crate) mod blocking;
 pub(crate) mod driver_thread;
 pub(crate) mod home;
 pub(crate) mod phase;

@@ -33,6 +33,7 @@ use crate::channel::backoff::unit;
 use crate::endpoint::connection_context::ConnectionContext;
 use crate::endpoint::ended::{ConnectionEvent, OnEvent};
 use crate::identity::{Certificate, Identity, Shown};
+use crate::runtime::blocking::blocking;
 use crate::runtime::random::random;
 use crate::runtime::watched::{Watch, Watched};
 use crate::secured::Keep;
@@ -296,7 +297,7 @@ async fn run(
         }
         if this.is_stale.swap(false, Ordering::SeqCst) || has_changed {
             // Its end matters, not its result: a panic of a hook is caught.
-            let _ = tokio::task::spawn_blocking(move || this.verify_all()).await;
+            let _ = blocking(move || this.verify_all()).await;
         }
     }
 }
@@ -304,7 +305,7 @@ async fn run(
 /// Reloads where that blocks nobody, and logs what came of it.
 pub(super) async fn read_again(tls: &Tls) {
     let tls = tls.clone();
-    match tokio::task::spawn_blocking(move || tls.reload()).await {
+    match blocking(move || tls.reload()).await {
         Ok(Ok(true)) => tracing::info!("certificates and keys have been read again"),
         Ok(Err(error)) => tracing::warn!(%error, "certificates and keys stay as they are"),
         Ok(Ok(false)) | Err(_) => {}

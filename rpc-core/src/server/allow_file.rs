@@ -11,6 +11,7 @@ use serde::Deserialize;
 use tokio::task::AbortHandle;
 
 use super::allow::{Allow, AllowError, Rules, RulesFile};
+use crate::runtime::blocking::blocking;
 
 /// The text of a file of rules.
 #[derive(Deserialize)]
@@ -115,7 +116,7 @@ impl Allow {
             loop {
                 tokio::time::sleep(every).await;
                 let rules = rules.clone();
-                match tokio::task::spawn_blocking(move || rules.reload()).await {
+                match blocking(move || rules.reload()).await {
                     Ok(Ok(false)) | Err(_) => {}
                     Ok(Ok(true)) => tracing::info!("the rules of callers have been replaced"),
                     Ok(Err(error)) => {
