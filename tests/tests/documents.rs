@@ -55,6 +55,7 @@ fn the_other_documents_name_files_that_exist() {
         "docs/performance-details.md",
         "docs/rpcctl.md",
         "docs/security.md",
+        "docs/simulator.md",
         "docs/metrics.md",
     ] {
         let (_, missing) = missing(document, &ROOMS);

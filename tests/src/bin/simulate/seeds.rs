@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -16,6 +17,9 @@ use crate::process::World;
 use crate::report::Report;
 use crate::rules::Rule;
 use crate::twice::run_twice;
+
+/// The exit code if two runs of a seed differ.
+const DIFFER: u8 = 3;
 
 /// How worlds are run.
 #[derive(Debug)]
@@ -50,15 +54,16 @@ struct Sum {
 }
 
 impl Seeds {
-    /// Runs one world. Whether all is right.
-    pub(crate) fn one(&self, seed: u64, trace: Option<&Path>) -> bool {
+    /// Runs one world. What the program ends with.
+    pub(crate) fn one(&self, seed: u64, trace: Option<&Path>) -> ExitCode {
         let sum = Mutex::new(Sum::default());
         self.world(seed, trace, &sum, &ProgressBar::hidden());
         sum.into_inner().print()
     }
 
-    /// Runs worlds from a seed on: a number of them, or for a time. Whether all is right.
-    pub(crate) fn all(&self, from: u64, count: Option<u64>, time: Option<Duration>) -> bool {
+    /// Runs worlds from a seed on: a number of them, or for a time. What the program
+    /// ends with.
+    pub(crate) fn all(&self, from: u64, count: Option<u64>, time: Option<Duration>) -> ExitCode {
         let (began, next, sum) = (Instant::now(), AtomicU64::new(0), Mutex::new(Sum::default()));
         let bar = count.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
         let style =
@@ -136,8 +141,8 @@ impl Sum {
         text
     }
 
-    /// Prints the end. Whether all is right.
-    fn print(&self) -> bool {
+    /// Prints the end. What the program ends with.
+    fn print(&self) -> ExitCode {
         for (fingerprint, (first, count)) in &self.broken {
             println!("{count} of {} worlds: {fingerprint}, first seed {first}", self.worlds);
         }
@@ -148,7 +153,11 @@ impl Sum {
              known faults {}, runs that differ {}",
             self.worlds, self.known, self.differ
         );
-        self.broken.is_empty() && self.differ == 0 && self.right > 0
+        match self.differ {
+            0 if self.broken.is_empty() && self.right > 0 => ExitCode::SUCCESS,
+            0 => ExitCode::FAILURE,
+            _ => ExitCode::from(DIFFER),
+        }
     }
 }
 
