@@ -82,6 +82,8 @@ impl<P: UpperLayer> Shard<P> {
         let parameters = Parameters::new(role, &set_up);
         let (factory, name) = (&*security.handshakes, security.expected_name.as_deref());
         let turn = COMPUTING.acquire().await;
+        #[cfg(feature = "model")]
+        crate::simulation::give_way().await;
         let begun = LockedLink::new(factory, parameters, name, sent.offers);
         drop(turn);
         let mut link = match begun {
@@ -139,6 +141,8 @@ impl<P: UpperLayer> Shard<P> {
             let arrived = self.exchange(key, &mut outbox, Until::Frame).await.map_err(ended)?;
             if let Some(Arrived { imm, bytes }) = arrived {
                 let _turn = COMPUTING.acquire().await;
+                #[cfg(feature = "model")]
+                crate::simulation::give_way().await;
                 link.on_frame(imm, &bytes)?;
             }
         }

@@ -1,33 +1,44 @@
-//! The servers of a world, which are killed and come back.
+//! The servers of a world, which end and come back.
+
+use std::rc::Rc;
 
 use rpc_core::client::resolve::{Endpoint, Resolve, Resolving};
-use rpc_core::{PollMode, Server};
+use rpc_core::server::ShutdownHandle;
+use rpc_core::stats::StatsHandle;
 use tokio::task::JoinHandle;
 
 use crate::desk::Desk;
+use crate::ends::{Ends, address};
 use crate::ledger::ledger;
-use crate::plan::Plan;
+use crate::plan::{Feature, Plan};
+use crate::rules::Rule;
 use crate::services::serve;
 use crate::trace::say;
-
-/// The address of a server.
-pub(crate) fn address(server: usize) -> String {
-    format!("mem://server-{server}")
-}
 
 /// All servers.
 #[derive(Debug)]
 pub(crate) struct Fleet {
-    seed: u64,
-    is_slow: bool,
-    running: Vec<Option<JoinHandle<()>>>,
+    desk: Desk,
+    ends: Rc<Ends>,
+    has_farewell: bool,
+    running: Vec<Option<Running>>,
+}
+
+#[derive(Debug)]
+struct Running {
+    serving: JoinHandle<()>,
+    shutdown: ShutdownHandle,
+    stats: StatsHandle,
 }
 
 impl Fleet {
     /// Starts all servers of the plan.
-    pub(crate) async fn start(plan: &Plan) -> Self {
+    pub(crate) async fn start(plan: &Plan, ends: Rc<Ends>) -> Self {
         let running = plan.servers.iter().map(|_| None).collect();
-        let mut fleet = Self { seed: plan.seed, is_slow: plan.hedged, running };
+        let (is_slow, has_panics) = (plan.has(Feature::Hedged), plan.has(Feature::Panics));
+        let desk = Desk { seed: plan.seed, server: 0, is_slow, has_panics };
+        let has_farewell = plan.has(Feature::Farewell);
+        let mut fleet = Self { desk, ends, has_farewell, running };
         for (server, planned) in plan.servers.iter().enumerate() {
             fleet.serve(server, planned.version).await;
         }
@@ -38,19 +49,41 @@ impl Fleet {
     pub(crate) async fn serve(&mut self, server: usize, version: u8) {
         say(format_args!("server {server} starts as v{version}"));
         ledger().has_old |= version == 1;
-        let desk = Desk { seed: self.seed, server, is_slow: self.is_slow };
-        let builder = serve(Server::builder().poll_mode(PollMode::Event), desk, version);
+        let builder = serve(self.ends.server(), Desk { server, ..self.desk }, version);
         let bound = builder.bind(address(server)).await.expect("its name is free");
+        let (shutdown, stats) = (bound.shutdown_handle(), bound.stats_handle());
         let serving = tokio::spawn(async move { drop(bound.serve().await) });
-        self.running[server] = Some(serving);
+        self.running[server] = Some(Running { serving, shutdown, stats });
     }
 
-    /// Ends a server without any farewell.
-    pub(crate) async fn kill(&mut self, server: usize) {
-        say(format_args!("server {server} is killed"));
-        if let Some(serving) = self.running[server].take() {
-            serving.abort();
-            let _ = serving.await;
+    /// Ends a server, with or without a farewell.
+    pub(crate) async fn end(&mut self, server: usize) {
+        let Some(running) = self.running[server].take() else { return };
+        if self.has_farewell {
+            say(format_args!("server {server} shuts down"));
+            running.shutdown.shutdown();
+        } else {
+            say(format_args!("server {server} is killed"));
+            running.serving.abort();
+        }
+        let _ = running.serving.await;
+        say(format_args!("server {server} has ended"));
+    }
+
+    /// Nothing is under way: no server counts anything.
+    pub(crate) fn is_quiet(&self) {
+        let running = self.running.iter().enumerate();
+        for (server, running) in running.filter_map(|(at, it)| it.as_ref().map(|it| (at, it))) {
+            let stats = running.stats.stats();
+            for method in stats.methods.iter().filter(|method| method.in_flight() > 0) {
+                let (name, count) = (method.name, method.in_flight());
+                let text = format!("server {server} has {count} calls of {name} in flight");
+                ledger().broken(Rule::Counters, 0, text);
+            }
+            if stats.set_ups > 0 {
+                let text = format!("server {server} counts {} set-ups", stats.set_ups);
+                ledger().broken(Rule::Counters, 0, text);
+            }
         }
     }
 }

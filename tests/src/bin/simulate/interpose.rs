@@ -13,7 +13,9 @@
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use libc::{c_int, c_long, c_void, clockid_t, epoll_event, pid_t, size_t, ssize_t, timespec};
+use libc::{
+    c_int, c_long, c_void, clockid_t, cpu_set_t, epoll_event, pid_t, size_t, ssize_t, timespec,
+};
 
 use crate::{chance, clock};
 
@@ -48,6 +50,7 @@ type Syscall = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, u
 type GetRandom = unsafe extern "C" fn(*mut u8, size_t, u32) -> ssize_t;
 type GetTime = unsafe extern "C" fn(clockid_t, *mut timespec) -> c_int;
 type GetPid = unsafe extern "C" fn() -> pid_t;
+type GetAffinity = unsafe extern "C" fn(pid_t, size_t, *mut cpu_set_t) -> c_int;
 type Wait = unsafe extern "C" fn(c_int, *mut epoll_event, c_int, c_int) -> c_int;
 type Sleep = unsafe extern "C" fn(clockid_t, c_int, *const timespec, *mut timespec) -> c_int;
 
@@ -55,6 +58,7 @@ static SYSCALL: Real = Real::new(c"syscall");
 static GET_RANDOM: Real = Real::new(c"getrandom");
 static GET_TIME: Real = Real::new(c"clock_gettime");
 static GET_PID: Real = Real::new(c"getpid");
+static GET_AFFINITY: Real = Real::new(c"sched_getaffinity");
 static WAIT: Real = Real::new(c"epoll_wait");
 static SLEEP: Real = Real::new(c"clock_nanosleep");
 
@@ -142,6 +146,26 @@ unsafe extern "C" fn getpid() -> pid_t {
     let real = unsafe { std::mem::transmute::<*mut c_void, GetPid>(GET_PID.get()) };
     // SAFETY: getpid(2) has no requirements.
     unsafe { real() }
+}
+
+/// How many cores there are decides how many turns and shards there are: one, on every machine.
+///
+/// # Safety
+/// As sched_getaffinity(2).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sched_getaffinity(pid: pid_t, size: size_t, set: *mut cpu_set_t) -> c_int {
+    if clock::is_own() {
+        let bytes = set.cast::<u8>();
+        // SAFETY: sched_getaffinity(2): the caller lends `size` bytes.
+        unsafe { bytes.write_bytes(0, size) };
+        // SAFETY: the same, and a set has at least one byte.
+        unsafe { bytes.write(1) };
+        return 0;
+    }
+    // SAFETY: the library's function of this name has this type.
+    let real = unsafe { std::mem::transmute::<*mut c_void, GetAffinity>(GET_AFFINITY.get()) };
+    // SAFETY: the caller's arguments are those of sched_getaffinity(2).
+    unsafe { real(pid, size, set) }
 }
 
 /// # Safety

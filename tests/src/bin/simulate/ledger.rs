@@ -33,9 +33,13 @@ pub(crate) struct Ledger {
     calm_since_us: Option<u64>,
     /// Calls that ran on each server since it is calm.
     shares: Vec<u64>,
+    /// Whether servers may refuse calls because they are full.
+    pub(crate) has_limit: bool,
     /// Whether a server of version 1 is, or was, in this world.
     pub(crate) has_old: bool,
     compared: u64,
+    /// Calls that were refused by a full server since it is calm, and all.
+    refused: [u64; 2],
     broken: BTreeMap<Rule, Finding>,
 }
 
@@ -48,6 +52,8 @@ struct Call {
     /// The versions of the servers it ran on.
     ran: Vec<u8>,
     state: State,
+    /// Nobody polls it for some time, so it may fail or be late.
+    is_left: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,8 +77,10 @@ impl Ledger {
             calls: Vec::new(),
             calm_since_us: None,
             shares: Vec::new(),
+            has_limit: false,
             has_old: false,
             compared: 0,
+            refused: [0; 2],
             broken: BTreeMap::new(),
         }
     }
@@ -84,7 +92,8 @@ impl Ledger {
         let began_us = clock::elapsed_us();
         let deadline_us = timeout_us.map(|timeout| began_us + timeout);
         let (ran, state) = (Vec::new(), State::Open);
-        self.calls.push(Call { task, key, began_us, deadline_us, ran, state });
+        let call = Call { task, key, began_us, deadline_us, ran, state, is_left: false };
+        self.calls.push(call);
         say_of(
             number,
             format_args!("begins: {task:?} by a client v{client}, timeout {timeout_us:?} us"),
@@ -109,11 +118,39 @@ impl Ledger {
             return self.broken(Rule::Argument, 0, text);
         };
         call.ran.push(version);
-        let is_once = !matches!(call.task, Task::Get | Task::Put | Task::Parcel);
+        let is_once = !matches!(call.task, Task::Get | Task::Put | Task::Parcel | Task::Blob);
         if is_once && call.ran.len() > 1 {
             let text = format!("{:?} ran {} times", call.task, call.ran.len());
             self.broken(Rule::Once, number, text);
         }
+    }
+
+    /// The handler of a call has this deadline and this metadata.
+    pub(crate) fn context(&mut self, key: u32, remaining_us: Option<u64>, sent: Option<&[u8]>) {
+        let number = key >> 2;
+        let Some(call) = self.calls.get((number as usize).wrapping_sub(1)) else { return };
+        let timeout_us = call.deadline_us.map(|it| it - call.began_us);
+        let is_right = match (timeout_us, remaining_us) {
+            (None, None) => true,
+            // It may be rounded up to a millisecond on its way.
+            (Some(timeout), Some(remaining)) => remaining <= timeout + 1000,
+            _ => false,
+        };
+        if !is_right && call.state == State::Open {
+            let text =
+                format!("the timeout is {timeout_us:?} us, the handler has {remaining_us:?}");
+            self.broken(Rule::Context, number, text);
+        }
+        if sent != Some(&key.to_le_bytes()) {
+            self.broken(Rule::Context, number, format!("the handler's metadata is {sent:?}"));
+        }
+    }
+
+    /// Nobody polls the call for some time.
+    pub(crate) fn is_left(&mut self, key: u32) {
+        let number = key >> 2;
+        say_of(number, format_args!("is polled now and then"));
+        self.calls[number as usize - 1].is_left = true;
     }
 
     /// A call has ended.
@@ -122,12 +159,15 @@ impl Ledger {
         let call = &mut self.calls[number as usize - 1];
         call.state = State::Ended;
         let (task, has_run, began_us) = (call.task, !call.ran.is_empty(), call.began_us);
-        let deadline_us = call.deadline_us;
+        let (deadline_us, is_left) = (call.deadline_us, call.is_left);
         let verdict = judge(task, key, &call.ran, self.has_old, answer);
         say_of(number, format_args!("ends after {} us: {verdict:?}", now - began_us));
         if let Some(deadline) = deadline_us.filter(|it| now > it + SLACK_US) {
             let late = (now - deadline) as f64 / 1e6;
             self.broken(Rule::Deadline, number, format!("{late:.3} s late"));
+        }
+        if self.was_calm_at(began_us) {
+            self.refused[1] += 1;
         }
         match verdict {
             Verdict::Right => {
@@ -140,9 +180,12 @@ impl Ledger {
             Verdict::Wrong(text) => self.broken(Rule::Value, number, format!("{task:?}: {text}")),
             Verdict::Undecoded(text) => self.broken(Rule::Decoded, number, text),
             Verdict::Items(text) => self.broken(Rule::Items, number, format!("{task:?}: {text}")),
+            Verdict::Failed(Code::ResourceExhausted, _) if self.has_limit => {
+                self.refused[0] += u64::from(self.was_calm_at(began_us));
+            }
             Verdict::Failed(code, text) => {
                 let is_short = deadline_us.is_some_and(|it| it - began_us < AMPLE_US);
-                let is_calm = self.calm_since_us.is_some_and(|since| began_us > since);
+                let is_calm = !is_left && self.was_calm_at(began_us);
                 if is_calm && !(code == Code::DeadlineExceeded && is_short) {
                     self.broken(Rule::Calm, number, format!("{task:?}: {code:?}: {text}"));
                 }
@@ -159,6 +202,11 @@ impl Ledger {
             format_args!("is dropped by its caller{}", if is_owed { ", and must run" } else { "" }),
         );
         self.calls[number as usize - 1].state = if is_owed { State::Owed } else { State::Dropped };
+    }
+
+    /// Whether there were no faults then.
+    pub(crate) fn was_calm_at(&self, at_us: u64) -> bool {
+        self.calm_since_us.is_some_and(|since| at_us > since)
     }
 
     /// From now on there are no faults.
@@ -195,6 +243,10 @@ impl Ledger {
             })
             .collect();
         open.into_iter().for_each(|(number, rule, text)| self.broken(rule, number, text));
+        let [refused, all] = self.refused;
+        if refused * 10 > all {
+            self.broken(Rule::Room, 0, format!("{refused} of {all} calls in calm were refused"));
+        }
         if self.compared == 0 {
             self.broken(Rule::Checked, 0, format!("of {} calls none was right", self.calls.len()));
         }

@@ -1,57 +1,69 @@
-//! The calls of a world: lone ones, crowds, calls together on new connections, and dropped ones.
+//! The calls of a world: lone ones, crowds, and calls together on new connections.
 //!
-//! Owns the tasks that make calls. Each draws from a stream of its own.
+//! Owns the tasks that make calls, of which others are in [`left`](crate::left). Each draws from a stream of its own.
 
 use std::cell::Cell;
-use std::future::poll_fn;
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 
+use rpc_core::Channel;
 use rpc_core::client::HedgingPolicy;
-use rpc_core::{Channel, PollMode};
 use test_kit::Rng;
 use tokio::task::{JoinHandle, spawn_local};
 use tokio::time::sleep;
 
 use crate::chance::stream;
-use crate::ledger::{SENT_AFTER_US, ledger};
+use crate::ends::Ends;
+use crate::ledger::ledger;
 use crate::oracle::Task;
-use crate::plan::Plan;
+use crate::plan::{Feature, Plan};
 use crate::services::{Client, How};
 
 /// How long the calls that are under way may take when no more are made.
 const LAST_CALLS: Duration = Duration::from_secs(30);
 
+/// Callers that call again soon after each answer.
+const BUSY: u64 = 40;
+
 /// What all loads share.
 #[derive(Debug)]
 pub(crate) struct Load {
-    plan: Plan,
+    pub(crate) plan: Plan,
+    pub(crate) ends: Rc<Ends>,
     /// Of the channel that all share.
-    clients: Vec<Client>,
-    has_ended: Cell<bool>,
+    pub(crate) clients: Vec<Client>,
+    pub(crate) has_ended: Cell<bool>,
 }
 
 impl Load {
     /// Calls through this channel, and through new ones.
-    pub(crate) fn new(plan: &Plan, channel: &Channel) -> Rc<Self> {
+    pub(crate) fn new(plan: &Plan, ends: &Rc<Ends>, channel: &Channel) -> Rc<Self> {
         let mut clients = vec![Client::new(channel.clone(), plan.client)];
-        if plan.copies {
+        if plan.has(Feature::Copies) {
             clients.push(Client::copy(channel.clone()));
             clients.extend((1..=3).map(|version| Client::new(channel.clone(), version)));
         }
-        Rc::new(Self { plan: plan.clone(), clients, has_ended: Cell::new(false) })
+        let (plan, ends) = (plan.clone(), Rc::clone(ends));
+        Rc::new(Self { plan, ends, clients, has_ended: Cell::new(false) })
     }
 
     /// Begins to make calls. The tasks end some time after [`Load::end`].
     pub(crate) fn begin(self: &Rc<Self>) -> Vec<JoinHandle<()>> {
         let mut tasks = vec![spawn_local(Rc::clone(self).calls())];
-        if self.plan.fresh {
+        if self.plan.has(Feature::Fresh) {
             tasks.push(spawn_local(Rc::clone(self).fresh()));
         }
-        if self.plan.notes {
+        if self.plan.has(Feature::Limit) {
+            tasks.extend((0..BUSY).map(|caller| spawn_local(Rc::clone(self).busy(caller))));
+        }
+        if self.plan.has(Feature::Notes) {
             tasks.push(spawn_local(Rc::clone(self).notes()));
+        }
+        if self.plan.has(Feature::Drops) {
+            tasks.push(spawn_local(Rc::clone(self).drops()));
+        }
+        if self.plan.has(Feature::Left) {
+            tasks.push(spawn_local(Rc::clone(self).left()));
         }
         tasks
     }
@@ -68,7 +80,9 @@ impl Load {
         let mut rng = stream(self.plan.seed, "calls");
         let mut tasks: Vec<JoinHandle<()>> = Vec::new();
         while !self.has_ended.get() {
-            let is_crowd = self.plan.crowd > 1 && rng.chance(2);
+            // A crowd has a right to be refused where there is a limit.
+            let may_crowd = self.plan.crowd > 1 && !self.plan.has(Feature::Limit);
+            let is_crowd = rng.chance(2) && may_crowd;
             let count = if is_crowd { self.plan.crowd } else { 1 };
             for _ in 0..count {
                 let client = self.clients[rng.index(self.clients.len())].clone();
@@ -89,9 +103,7 @@ impl Load {
         while !self.has_ended.get() {
             sleep(Duration::from_millis(200 + rng.below(4000))).await;
             let server = rng.index(self.plan.servers.len());
-            let channel = Channel::builder().poll_mode(PollMode::Event);
-            let Ok(channel) = channel.connect_lazy(crate::fleet::address(server)) else { continue };
-            let client = Client::new(channel, self.plan.client);
+            let client = Client::new(self.ends.lazy(server), self.plan.client);
             let same = self.streaming(&mut rng);
             for _ in 0..2 + rng.below(3) {
                 let task = if rng.chance(80) { same } else { self.task(&mut rng) };
@@ -105,46 +117,26 @@ impl Load {
         futures::future::join_all(tasks).await;
     }
 
-    /// `no_cancel` calls that are dropped, the first ones of a new connection.
-    async fn notes(self: Rc<Self>) {
-        let mut rng = stream(self.plan.seed, "notes");
+    /// One of many callers that call again soon after each answer.
+    async fn busy(self: Rc<Self>, caller: u64) {
+        let mut rng = stream(self.plan.seed ^ caller, "busy");
         while !self.has_ended.get() {
-            sleep(Duration::from_millis(200 + rng.below(4000))).await;
-            let server = rng.index(self.plan.servers.len());
-            let channel = Channel::builder().poll_mode(PollMode::Event);
-            let Ok(channel) = channel.connect(crate::fleet::address(server)).await else {
-                continue;
-            };
-            let client = Client::new(channel.clone(), self.plan.client);
-            let held_us = rng.below(2 * SENT_AFTER_US);
-            let key = ledger().begin(Task::Note, client.version(), None);
-            let how = How::default();
-            let done = {
-                let mut one = pin!(client.call(Task::Note, key, &how));
-                let done = poll_fn(|cx| match one.as_mut().poll(cx) {
-                    Poll::Ready(answer) => Poll::Ready(Some(answer)),
-                    Poll::Pending => Poll::Ready(None),
-                });
-                let done = done.await;
-                if done.is_none() {
-                    // Not polled meanwhile, as in a `select!` that looks elsewhere.
-                    sleep(Duration::from_micros(held_us)).await;
-                }
-                done
-            };
-            match done {
-                Some(answer) => ledger().ended(key, answer),
-                None => ledger().dropped(key, held_us >= SENT_AFTER_US),
-            }
-            // Its connection stays for as long as the call may take.
-            sleep(Duration::from_millis(500)).await;
-            drop(channel);
+            call(
+                &self.clients[0],
+                Task::Get,
+                &How { is_keyed: self.plan.has(Feature::Keyed), ..How::default() },
+            )
+            .await;
+            sleep(Duration::from_millis(100 + rng.below(100))).await;
         }
     }
 
-    fn task(&self, rng: &mut Rng) -> Task {
-        if self.plan.streams && rng.chance(25) {
+    pub(crate) fn task(&self, rng: &mut Rng) -> Task {
+        if self.plan.has(Feature::Streams) && rng.chance(25) {
             return self.streaming(rng);
+        }
+        if self.plan.has(Feature::Bulk) && rng.chance(15) {
+            return Task::Blob;
         }
         rng.pick(&[Task::Get, Task::Get, Task::Put, Task::Parcel, Task::Store])
     }
@@ -153,14 +145,15 @@ impl Load {
         rng.pick(&[Task::Upload, Task::Upload, Task::List, Task::Both])
     }
 
-    fn how(&self, rng: &mut Rng) -> How {
+    pub(crate) fn how(&self, rng: &mut Rng) -> How {
         let hedging = HedgingPolicy::new().delay(Duration::from_millis(3)).budget(1.0);
         let timeout = if rng.chance(30) { 5 + rng.below(500) } else { 2000 + rng.below(8000) };
         let is_timed = rng.chance(50);
         How {
-            is_keyed: self.plan.keyed,
-            hedging: self.plan.hedged.then_some(hedging),
-            timeout: (self.plan.deadlines && is_timed).then(|| Duration::from_millis(timeout)),
+            is_keyed: self.plan.has(Feature::Keyed),
+            hedging: self.plan.has(Feature::Hedged).then_some(hedging),
+            timeout: (self.plan.has(Feature::Deadlines) && is_timed)
+                .then(|| Duration::from_millis(timeout)),
         }
     }
 }

@@ -6,7 +6,7 @@
 //! | `chance`, `clock` | the world's random numbers, and its time |
 //! | `interpose` | the C library's, replaced |
 //! | `plan` | what a world is, and how it is made smaller |
-//! | `world`, `fleet`, `load` | its course, its servers, its calls |
+//! | `world`, `ends`, `fleet`, `load`, `left` | its course, its settings, its servers, its calls |
 //! | `types`, `services`, `desk` | versions of a service, and its handlers |
 //! | `oracle`, `ledger`, `rules` | what must come of calls, what came of them, what is broken |
 //! | `trace`, `report` | what happened, for people and for the process that asked |
@@ -17,9 +17,11 @@
 mod chance;
 mod clock;
 mod desk;
+mod ends;
 mod fleet;
 mod interpose;
 mod ledger;
+mod left;
 mod load;
 mod minimize;
 mod oracle;
@@ -126,10 +128,7 @@ fn run_here(seed: u64, options: &Options) -> ExitCode {
         eprintln!("the world did not end within {} s of real time", REAL_LIMIT.as_secs());
         std::process::exit(TOO_LONG);
     });
-    let mut plan = Plan::draw(seed);
-    for cut in &options.without {
-        plan = plan.without(*cut).unwrap_or(plan);
-    }
+    let plan = Plan::draw(seed).without_all(&options.without);
     world::run(&plan);
     print!("{}", Report::of(&plan));
     if let Some(file) = &options.trace

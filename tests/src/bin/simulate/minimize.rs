@@ -12,12 +12,8 @@ pub(crate) fn minimize(world: World, report: Report) -> (World, Report) {
     };
     let (mut world, mut report) = (world, report);
     loop {
-        let plan = world.cuts.iter().fold(Plan::draw(world.seed), |plan, cut| {
-            let smaller = plan.without(*cut);
-            smaller.unwrap_or(plan)
-        });
-        let smaller = plan.cuts().into_iter().filter(|cut| plan.without(*cut).is_some());
-        let found = smaller.into_iter().find_map(|cut| {
+        let plan = Plan::draw(world.seed).without_all(&world.cuts);
+        let found = plan.cuts().into_iter().find_map(|cut| {
             let mut cuts = world.cuts.clone();
             cuts.push(cut);
             let smaller = World { seed: world.seed, cuts };

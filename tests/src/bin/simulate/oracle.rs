@@ -21,6 +21,7 @@ pub(crate) enum Task {
     Upload,
     List,
     Both,
+    Blob,
 }
 
 /// A parcel as its reader has it.
@@ -51,6 +52,7 @@ pub(crate) enum Answer {
     /// The method's own error.
     Refused(u32),
     Parcel(Seen),
+    Bytes(Vec<u8>),
     /// Items, and how their stream failed.
     Rows(Vec<(u32, u64)>, Option<(Code, String)>),
     Failed(Code, String),
@@ -60,7 +62,7 @@ pub(crate) enum Answer {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Right,
-    /// A value that its reader has no room for ended the call, as documented.
+    /// The call ended with an error that is documented for it.
     Unreadable,
     Wrong(String),
     /// The product could not read what it has written itself.
@@ -101,6 +103,19 @@ pub(crate) fn is_refused(key: u32) -> bool {
     c(key) >> 30 & 15 == 5
 }
 
+/// Whether the handler panics, in a world in which handlers do.
+pub(crate) fn panics(key: u32) -> bool {
+    c(key) >> 20 & 63 == 9
+}
+
+/// A payload: of the caller, and (`is_reply`) of the handler.
+pub(crate) fn blob(key: u32, is_reply: bool) -> Vec<u8> {
+    let word = if is_reply { !c(key) } else { c(key) };
+    let longest = [100, 8 << 10, 40 << 10, 300 << 10][(word >> 45 & 3) as usize];
+    let len = mix(word) % longest;
+    (0..len).map(|at| mix(word ^ at >> 3).to_le_bytes()[at as usize & 7]).collect()
+}
+
 pub(crate) fn rows(key: u32) -> Vec<(u32, u64)> {
     let count = match c(key) >> 50 & 31 {
         31 => 300,
@@ -130,6 +145,9 @@ pub(crate) fn judge(task: Task, key: u32, ran: &[u8], has_old: bool, answer: Ans
     let verdict = |is_right: bool| if is_right { Verdict::Right } else { wrong() };
     let unreadable = |may: bool| if may { Verdict::Unreadable } else { wrong() };
     match (task, &answer) {
+        (_, Answer::Failed(Code::Internal, text)) if text.contains("panicked") => {
+            unreadable(panics(key))
+        }
         (_, Answer::Failed(Code::Internal, text)) => Verdict::Undecoded(text.clone()),
         (_, Answer::Failed(Code::DataLoss, _)) => {
             let may = task == Task::Parcel && ran.iter().any(|w| read(key, *w, reader).is_none());
@@ -143,6 +161,10 @@ pub(crate) fn judge(task: Task, key: u32, ran: &[u8], has_old: bool, answer: Ans
         (Task::Get, Answer::Refused(it)) => verdict(is_refused(key) && *it == key),
         (Task::Get, Answer::Pair(a, it)) => verdict(!is_refused(key) && *a == key && *it == b(key)),
         (Task::Put | Task::Store, Answer::Number(it)) => verdict(*it == key.wrapping_add(1)),
+        (Task::Blob, Answer::Bytes(it)) if *it == blob(key, true) => Verdict::Right,
+        (Task::Blob, Answer::Bytes(it)) => {
+            Verdict::Wrong(format!("{} bytes, others than {}", it.len(), blob(key, true).len()))
+        }
         (Task::Note, Answer::Nothing) => Verdict::Right,
         (Task::Parcel, Answer::Parcel(seen)) => {
             let may = ran.iter().any(|writer| read(key, *writer, reader).as_ref() == Some(seen));
@@ -164,6 +186,9 @@ fn of_rows(key: u32, got: &[(u32, u64)], end: Option<&(Code, String)>) -> Verdic
         return Verdict::Items(format!("items {got:?} instead of {all:?}"));
     }
     match end {
+        Some((Code::Internal, text)) if text.contains("panicked") && panics(key) => {
+            Verdict::Unreadable
+        }
         Some((Code::Internal | Code::DataLoss, text)) => Verdict::Undecoded(text.clone()),
         Some((code, text)) => Verdict::Failed(*code, text.clone()),
         None if got.len() < all.len() => {

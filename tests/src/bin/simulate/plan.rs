@@ -17,6 +17,66 @@ const NEWEST: u8 = 3;
 /// The most calls that begin at once.
 const MAX_CROWD: u64 = 500;
 
+/// Something that a world has or has not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Feature {
+    /// Clients of all versions, and of two copies of one, share the channel.
+    Copies,
+    /// Every call has a key.
+    Keyed,
+    Hedged,
+    /// Some calls have deadlines.
+    Deadlines,
+    Streams,
+    /// Payloads of up to some hundred KiB.
+    Bulk,
+    /// Calls begin together on new connections.
+    Fresh,
+    /// `no_cancel` calls whose futures are dropped.
+    Notes,
+    /// Futures of calls are dropped after some polls.
+    Drops,
+    /// Futures of calls and of connects are polled some times and then left.
+    Left,
+    /// Handlers panic.
+    Panics,
+    Tls,
+    /// Code gives way where it holds a turn.
+    GivesWay,
+    /// Small settings of the link.
+    Tight,
+    /// Connections end by age.
+    Age,
+    /// Servers end with a farewell instead of being killed.
+    Farewell,
+    /// The device delays completions, and orders those of different queues anew.
+    Device,
+    /// Servers limit their calls by themselves, and handlers become slower.
+    Limit,
+}
+
+/// All features: what a user calls them, and in how many of a hundred worlds they are.
+const FEATURES: [(Feature, &str, u64); 18] = [
+    (Feature::Copies, "copies", 15),
+    (Feature::Keyed, "keyed", 25),
+    (Feature::Hedged, "hedged", 25),
+    (Feature::Deadlines, "deadlines", 30),
+    (Feature::Streams, "streams", 40),
+    (Feature::Bulk, "bulk", 25),
+    (Feature::Fresh, "fresh", 30),
+    (Feature::Notes, "notes", 25),
+    (Feature::Drops, "drops", 30),
+    (Feature::Left, "left", 20),
+    (Feature::Panics, "panics", 15),
+    (Feature::Tls, "tls", 12),
+    (Feature::GivesWay, "gives-way", 50),
+    (Feature::Tight, "tight", 25),
+    (Feature::Age, "age", 12),
+    (Feature::Farewell, "farewell", 30),
+    (Feature::Device, "device", 15),
+    (Feature::Limit, "limit", 8),
+];
+
 /// One server.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ServerPlan {
@@ -45,60 +105,41 @@ pub(crate) struct Plan {
     /// Of tokio: how often it looks at I/O, and at tasks from elsewhere.
     pub(crate) intervals: [u32; 2],
     pub(crate) servers: Vec<ServerPlan>,
+    /// Of each server.
+    pub(crate) shards: usize,
     pub(crate) outages: Vec<Outage>,
     /// The version of most clients.
     pub(crate) client: u8,
-    /// Clients of all versions, and of two copies of one, share the channel.
-    pub(crate) copies: bool,
-    /// Every call has a key.
-    pub(crate) keyed: bool,
-    pub(crate) hedged: bool,
     /// Calls that begin at once, now and then.
     pub(crate) crowd: u64,
-    /// Some calls have deadlines.
-    pub(crate) deadlines: bool,
-    pub(crate) streams: bool,
-    /// Calls begin together on new connections.
-    pub(crate) fresh: bool,
-    /// `no_cancel` calls whose futures are dropped.
-    pub(crate) notes: bool,
+    features: Vec<Feature>,
 }
 
 /// Something that is taken out of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cut {
-    Copies,
-    Keyed,
-    Hedged,
+    Feature(Feature),
     Crowds,
-    Deadlines,
-    Streams,
-    Fresh,
-    Notes,
     Priorities,
     /// Differences between the types of servers and clients.
     Types,
     /// All that makes time pass unevenly.
     Stalls,
+    /// The shards of a server but one.
+    Shards,
     /// The last server.
     Server,
     /// An outage, by its number.
     Outage(u64),
 }
 
-/// The cuts that have no number, as a user writes them.
-const NAMES: [(&str, Cut); 12] = [
-    ("copies", Cut::Copies),
-    ("keyed", Cut::Keyed),
-    ("hedged", Cut::Hedged),
+/// The cuts of no feature and without a number, as a user writes them.
+const OTHERS: [(&str, Cut); 6] = [
     ("crowds", Cut::Crowds),
-    ("deadlines", Cut::Deadlines),
-    ("streams", Cut::Streams),
-    ("fresh", Cut::Fresh),
-    ("notes", Cut::Notes),
     ("priorities", Cut::Priorities),
     ("types", Cut::Types),
     ("stalls", Cut::Stalls),
+    ("shards", Cut::Shards),
     ("server", Cut::Server),
 ];
 
@@ -106,50 +147,45 @@ impl Plan {
     /// The world of a seed.
     pub(crate) fn draw(seed: u64) -> Self {
         let of = |name: &str| chance::stream(seed, name);
-        let has = |name: &str, percent: u64| of(name).chance(percent);
         let servers = draw_servers(&mut of("servers"));
+        let has = |(_, name, percent): &&(Feature, &str, u64)| of(name).chance(*percent);
         Self {
             seed,
             pace: draw_pace(&mut of("pace")),
             intervals: draw_intervals(&mut of("intervals")),
+            shards: of("shards").pick(&[1, 1, 1, 2, 3]),
             outages: draw_outages(&mut of("outages"), servers.len()),
             servers,
             client: version(&mut of("client")),
-            copies: has("copies", 15),
-            keyed: has("keyed", 25),
-            hedged: has("hedged", 25),
             crowd: draw_crowd(&mut of("crowd")),
-            deadlines: has("deadlines", 30),
-            streams: has("streams", 40),
-            fresh: has("fresh", 30),
-            notes: has("notes", 25),
+            features: FEATURES.iter().filter(has).map(|(feature, ..)| *feature).collect(),
         }
+    }
+
+    /// Whether the world has this.
+    pub(crate) fn has(&self, feature: Feature) -> bool {
+        self.features.contains(&feature)
     }
 
     /// The plan without something. `None`: it has no such thing.
     pub(crate) fn without(&self, cut: Cut) -> Option<Self> {
         let mut plan = self.clone();
-        let flag = |flag: &mut bool| std::mem::take(flag);
         let was_there = match cut {
-            Cut::Copies => flag(&mut plan.copies),
-            Cut::Keyed => flag(&mut plan.keyed),
-            Cut::Hedged => flag(&mut plan.hedged),
-            Cut::Deadlines => flag(&mut plan.deadlines),
-            Cut::Streams => flag(&mut plan.streams),
-            Cut::Fresh => flag(&mut plan.fresh),
-            Cut::Notes => flag(&mut plan.notes),
+            Cut::Feature(feature) => {
+                plan.features.retain(|it| *it != feature);
+                self.has(feature)
+            }
             Cut::Crowds => std::mem::replace(&mut plan.crowd, 1) > 1,
             Cut::Stalls => std::mem::take(&mut plan.pace.stall_every) > 0,
+            Cut::Shards => std::mem::replace(&mut plan.shards, 1) > 1,
             Cut::Priorities => {
-                let has = plan.has_priorities();
                 plan.servers.iter_mut().for_each(|server| server.priority = 0);
-                has
+                self.has_priorities()
             }
             Cut::Types => {
-                let has = plan.has_types() || plan.copies;
                 plan.servers.iter_mut().for_each(|server| server.version = plan.client);
                 plan.outages.iter_mut().for_each(|outage| outage.version = plan.client);
-                has
+                self.has_types()
             }
             Cut::Server => {
                 let last = plan.servers.len() - 1;
@@ -165,10 +201,18 @@ impl Plan {
         was_there.then_some(plan)
     }
 
-    /// All that can be cut, the largest first.
+    /// The plan without all of this, as far as it is there.
+    pub(crate) fn without_all(self, cuts: &[Cut]) -> Self {
+        cuts.iter().fold(self, |plan, cut| plan.without(*cut).unwrap_or(plan))
+    }
+
+    /// All that can be cut.
     pub(crate) fn cuts(&self) -> Vec<Cut> {
+        let features = self.features.iter().map(|feature| Cut::Feature(*feature));
+        let others = OTHERS.iter().map(|(_, cut)| *cut);
         let outages = self.outages.iter().map(|outage| Cut::Outage(outage.number));
-        NAMES.iter().map(|(_, cut)| *cut).chain(outages).collect()
+        let all = features.chain(others).chain(outages);
+        all.filter(|cut| self.without(*cut).is_some()).collect()
     }
 
     fn has_priorities(&self) -> bool {
@@ -183,20 +227,17 @@ impl Plan {
 
     /// What it has, for fingerprints.
     pub(crate) fn features(&self) -> String {
-        let has = [
+        let others = [
             ("types", self.has_types()),
-            ("copies", self.copies),
-            ("keyed", self.keyed),
-            ("hedged", self.hedged),
             ("priorities", self.has_priorities()),
             ("crowds", self.crowd > 1),
-            ("deadlines", self.deadlines),
-            ("streams", self.streams),
-            ("fresh", self.fresh),
-            ("notes", self.notes),
+            ("shards", self.shards > 1),
+            ("stalls", self.pace.stall_every > 0),
             ("outages", !self.outages.is_empty()),
         ];
-        let has: Vec<_> = has.iter().filter(|(_, has)| *has).map(|(name, _)| *name).collect();
+        let others = others.iter().filter(|(_, has)| *has).map(|(name, _)| *name);
+        let features = FEATURES.iter().filter(|(feature, ..)| self.has(*feature));
+        let has: Vec<_> = others.chain(features.map(|(_, name, _)| *name)).collect();
         if has.is_empty() { "plain".to_owned() } else { has.join("+") }
     }
 }
@@ -212,12 +253,9 @@ impl fmt::Display for Plan {
             }
         }
         for Outage { number, server, at_ms, down_ms, version } in &self.outages {
-            write!(
-                f,
-                "; outage {number}: server {server} ends at {:.1} s, back as v{version} after {:.1} s",
-                *at_ms as f64 / 1e3,
-                *down_ms as f64 / 1e3
-            )?;
+            let (at, down) = (*at_ms as f64 / 1e3, *down_ms as f64 / 1e3);
+            write!(f, "; outage {number}: server {server} ends at {at:.1} s")?;
+            write!(f, " and is back as v{version} after {down:.1} s")?;
         }
         write!(f, "; crowds of {}; a look takes {look_ns} ns", self.crowd)?;
         if stall_every > 0 {
@@ -229,11 +267,14 @@ impl fmt::Display for Plan {
 
 impl fmt::Display for Cut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Cut::Outage(number) = self {
-            return write!(f, "outage:{number}");
-        }
-        let name = NAMES.iter().find(|(_, cut)| cut == self);
-        f.write_str(name.map_or("", |(name, _)| name))
+        let name = match self {
+            Cut::Outage(number) => return write!(f, "outage:{number}"),
+            Cut::Feature(feature) => {
+                FEATURES.iter().find(|(it, ..)| it == feature).map(|(_, name, _)| *name)
+            }
+            other => OTHERS.iter().find(|(_, it)| it == other).map(|(name, _)| *name),
+        };
+        f.write_str(name.unwrap_or_default())
     }
 }
 
@@ -244,9 +285,11 @@ impl FromStr for Cut {
         if let Some(number) = text.strip_prefix("outage:") {
             return number.parse().map(Cut::Outage).map_err(|error| format!("{number}: {error}"));
         }
-        let found = NAMES.iter().find(|(name, _)| *name == text);
-        let names: Vec<_> = NAMES.iter().map(|(name, _)| *name).collect();
+        let features = FEATURES.iter().map(|(feature, name, _)| (*name, Cut::Feature(*feature)));
+        let all: Vec<(&str, Cut)> = features.chain(OTHERS).collect();
+        let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
         let unknown = || format!("one of {}, outage:NUMBER", names.join(", "));
+        let found = all.iter().find(|(name, _)| *name == text);
         found.map(|(_, cut)| *cut).ok_or_else(unknown)
     }
 }
@@ -282,7 +325,7 @@ fn draw_outages(rng: &mut Rng, servers: usize) -> Vec<Outage> {
     let mut outages: Vec<_> = (0..count).map(&mut outage).collect();
     outages.sort_by_key(|outage| outage.at_ms);
     let mut free_at = vec![0; servers];
-    // A server is not killed while it is away.
+    // A server is not ended while it is away, or leaves.
     for outage in &mut outages {
         outage.at_ms = outage.at_ms.max(free_at[outage.server]);
         free_at[outage.server] = outage.at_ms + outage.down_ms + 1;

@@ -21,18 +21,26 @@ pub(crate) enum Rule {
     Ran,
     /// A `no_cancel` call that was sent runs, though its caller has gone.
     NoCancel,
+    /// A handler has the deadline and the metadata of its call.
+    Context,
     /// Every call ends.
     Ends,
     /// A call ends by its deadline.
     Deadline,
     /// A minute after the last fault no call fails.
     Calm,
+    /// A minute after the last fault, a good client connects to each server.
+    Connects,
     /// A minute after the last fault, the first priority has the calls.
     FirstPriority,
     /// A minute after the last fault, each server has its share of the calls with keys.
     SharedByKey,
     /// A minute after the last fault, each server has its share of the calls.
     Shared,
+    /// A minute after the last fault, servers refuse few calls for their number.
+    Room,
+    /// When all calls have ended, nothing is counted as in flight.
+    Counters,
     /// The simulator found something to check.
     Checked,
     /// The world came to its end.
@@ -52,7 +60,7 @@ pub(crate) struct Finding {
     pub(crate) text: String,
 }
 
-const RULES: [(Rule, &str, &str); 15] = [
+const RULES: [(Rule, &str, &str); 19] = [
     (Rule::Argument, "argument", "a server read other arguments than were written"),
     (Rule::Value, "value", "a caller got a wrong result"),
     (Rule::Decoded, "decoded", "an end could not read what the other had written"),
@@ -60,12 +68,16 @@ const RULES: [(Rule, &str, &str); 15] = [
     (Rule::Once, "once", "a call that is not idempotent ran more than once"),
     (Rule::Ran, "ran", "a call ended well and never ran"),
     (Rule::NoCancel, "no-cancel", "a no_cancel call that was dropped after it was sent never ran"),
+    (Rule::Context, "context", "a handler had another deadline or other metadata than its call"),
     (Rule::Ends, "ends", "a call never ended"),
     (Rule::Deadline, "deadline", "a call ended later than its deadline"),
     (Rule::Calm, "calm", "a call failed more than a minute after the last fault"),
+    (Rule::Connects, "connects", "a good client could not connect in time"),
     (Rule::FirstPriority, "first-priority", "the first priority did not get its calls back"),
     (Rule::SharedByKey, "shared-by-key", "a server did not get its calls with keys back"),
     (Rule::Shared, "shared", "a server did not get its share of the calls back"),
+    (Rule::Room, "room", "servers that have room refuse calls"),
+    (Rule::Counters, "counters", "something is counted as in flight when nothing is"),
     (Rule::Checked, "checked", "nothing was checked"),
     (Rule::Survives, "survives", "the world did not come to its end"),
 ];

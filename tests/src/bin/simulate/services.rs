@@ -8,10 +8,10 @@ use std::time::Duration;
 use futures::stream::iter;
 use rpc_core::client::HedgingPolicy;
 use rpc_core::stream::{Stream, Streaming, stream};
-use rpc_core::{CallError, Channel, ServerBuilder, Status};
+use rpc_core::{Bulk, CallError, Channel, Code, ServerBuilder, Status};
 
-use crate::desk::Desk;
-use crate::oracle::{Answer, Task, is_refused, rows};
+use crate::desk::{Desk, KEY};
+use crate::oracle::{Answer, Task, blob, is_refused, rows};
 use crate::types::{AsPair, AsParcel, AsRefused, AsRow};
 
 /// How a call is made.
@@ -41,6 +41,8 @@ macro_rules! version {
                 #[rpc(no_cancel)]
                 async fn note(&self, pair: Pair);
                 async fn upload(&self, key: u32, rows: Streaming<Row>) -> u32;
+                #[rpc(idempotent)]
+                async fn blob(&self, key: u32, data: Bulk) -> Bulk;
                 fn list(&self, key: u32) -> impl Stream<Item = Row>;
                 fn both(&self, key: u32, rows: Streaming<Row>) -> impl Stream<Item = Row>;
             }
@@ -71,6 +73,14 @@ macro_rules! version {
 
                 async fn note(&self, pair: Pair) {
                     self.run_pair(pair.read(), $number).await;
+                }
+
+                async fn blob(&self, key: u32, data: Bulk) -> Bulk {
+                    // Data that was cut off with its connection has no reader to tell.
+                    if let Ok(data) = data.to_vec() {
+                        self.run_blob(key, data, $number).await;
+                    }
+                    Bulk::from(blob(key, true))
                 }
 
                 async fn upload(&self, key: u32, mut items: Streaming<Row>) -> u32 {
@@ -139,6 +149,16 @@ macro_rules! version {
                     }
                     Task::Store => of(one!(client.store(Parcel::write(key))), Answer::Number),
                     Task::Note => of(one!(client.note(Pair::write(key))), |()| Answer::Nothing),
+                    Task::Blob => {
+                        let sent = Bulk::from(blob(key, false));
+                        match one!(client.blob(key, sent)) {
+                            Ok(got) => got.to_vec().map_or_else(
+                                |error| Answer::Failed(Code::Unavailable, error.to_string()),
+                                Answer::Bytes,
+                            ),
+                            Err(status) => failed(&status),
+                        }
+                    }
                     Task::Upload => {
                         let call = options!(client.upload(key, items()), key, how);
                         of(call.await, Answer::Number)
@@ -165,7 +185,7 @@ macro_rules! version {
 
 macro_rules! options {
     ($call:expr, $key:expr, $how:expr) => {{
-        let call = $call;
+        let call = $call.metadata(KEY, $key.to_le_bytes().to_vec());
         let call = if $how.is_keyed { call.affinity($key) } else { call };
         match $how.timeout {
             Some(timeout) => call.timeout(timeout),
