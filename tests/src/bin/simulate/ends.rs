@@ -66,7 +66,7 @@ impl Ends {
             builder = builder.faults(faults(seed));
         }
         if let Some(limit) = &self.limit {
-            builder = builder.adaptive_limit(limit.clone());
+            builder = builder.adaptive_limit(*limit);
         }
         match &self.tls {
             None => builder,

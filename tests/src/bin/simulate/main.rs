@@ -82,6 +82,9 @@ struct Options {
     /// Makes each failing world smaller, as long as it breaks the same rule
     #[arg(long)]
     minimize: bool,
+    /// Ends with the first world that breaks a rule
+    #[arg(long)]
+    first: bool,
     /// Takes something out of the world: copies, keyed, hedged, .., outage:NUMBER
     #[arg(long, value_name = "WHAT")]
     without: Vec<Cut>,
@@ -106,6 +109,7 @@ fn main() -> ExitCode {
         jobs: options.jobs.unwrap_or_else(cores).max(1),
         twice: options.twice,
         minimize: options.minimize,
+        first: options.first,
         cuts: options.without,
         known: options.known,
     };

@@ -27,6 +27,8 @@ pub(crate) struct Seeds {
     pub(crate) jobs: usize,
     pub(crate) twice: bool,
     pub(crate) minimize: bool,
+    /// Ends with the first that breaks a rule.
+    pub(crate) first: bool,
     pub(crate) cuts: Vec<Cut>,
     pub(crate) known: Vec<Known>,
 }
@@ -74,7 +76,8 @@ impl Seeds {
                 scope.spawn(|| {
                     loop {
                         let at = next.fetch_add(1, Ordering::Relaxed);
-                        let has_ended = time.is_some_and(|time| began.elapsed() >= time);
+                        let is_late = time.is_some_and(|time| began.elapsed() >= time);
+                        let has_ended = is_late || self.first && !sum.lock().broken.is_empty();
                         if has_ended || count.is_some_and(|count| at >= count) {
                             return;
                         }

@@ -49,7 +49,7 @@ pub(crate) fn run(plan: &Plan) {
     // A handler that panics is part of the world.
     std::panic::set_hook(Box::new(|info| {
         say(format_args!("{info}"));
-        if info.payload_as_str() != Some(desk::PANIC) {
+        if !info.to_string().contains(desk::PANIC) {
             eprintln!("{info}");
         }
     }));
