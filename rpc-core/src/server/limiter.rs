@@ -11,7 +11,8 @@
 //! 2. It grows only if the calls of a window reached it: a limit that nobody reaches says nothing.
 //! 3. A floor is used for [`FLOOR_LIFE`]. Under load it is then measured anew, with half of the
 //!    calls that seem to be worked on, for two windows: the first empties the queue, the second
-//!    measures.
+//!    measures. A limit that is at its least cannot fall for that: the mean of the window is the
+//!    best floor that can be had.
 
 use std::time::Duration;
 
@@ -99,9 +100,9 @@ impl Limiter {
         if mean <= floor.mean {
             *floor = Floor { mean, age: Duration::ZERO };
         } else if floor.age >= FLOOR_LIFE {
-            if !is_reached {
+            if !is_reached || self.limit <= self.least {
                 *floor = Floor { mean, age: Duration::ZERO };
-            } else if self.limit > self.least {
+            } else {
                 self.probe = Probe::Emptying(self.limit);
                 let working = self.limit * (floor.mean / mean);
                 self.set(working / 2.0);
@@ -154,9 +155,13 @@ mod tests {
 
     impl Simulated {
         fn new(workers: usize) -> Self {
+            Self::of(workers, 1)
+        }
+
+        fn of(workers: usize, least: u32) -> Self {
             Self {
                 workers,
-                limiter: Limiter::new(1, u32::MAX),
+                limiter: Limiter::new(least, u32::MAX),
                 now: 0,
                 queue: VecDeque::new(),
                 running: BinaryHeap::new(),
@@ -264,6 +269,36 @@ mod tests {
         let after = server.run(3 * MS, 60_000 * MS, 50 * MS, true);
         assert!(after.len() as u64 >= 60_000 / 50 * 8 * 9 / 10, "{}", after.len());
         assert!(after[after.len() * 99 / 100] <= 150 * MS);
+    }
+
+    /// Calls that take longer from one moment on: a cold cache, or another mix of methods.
+    #[test]
+    fn a_server_serves_all_it_can_a_minute_later() {
+        for (least, factor, workers, is_even) in [1, 4, 8, 32].into_iter().flat_map(|least| {
+            let ways = [(64, true), (64, false), (8, true), (8, false)];
+            let steps = [2, 3, 20].into_iter();
+            steps.flat_map(move |step| ways.map(|(workers, even)| (least, step, workers, even)))
+        }) {
+            let mut server = Simulated::of(workers, least);
+            let time = 10 * MS;
+            // 64 workers have room for half as much again, 8 get twice what they can do.
+            let every = match workers {
+                64 => time * factor / 42,
+                _ => time * factor / 16,
+            };
+            server.run(every.max(time / 4), 20_000 * MS, time, is_even);
+            server.run(every, 60_000 * MS, time * factor, is_even);
+            let done = server.run(every, 30_000 * MS, time * factor, is_even).len() as u64;
+            let can = 30_000 * MS / every.max(time * factor / workers as u64);
+            let said = format!(
+                "least {least}, x{factor}, {workers} workers, even {is_even}: {done} of {can}, \
+                 limit {}",
+                server.limiter.limit()
+            );
+            println!("{said}");
+            // Of calls of 200 ms, measuring a floor with half as many takes a tenth.
+            assert!(done * 5 >= can * 4, "{said}");
+        }
     }
 
     #[test]
