@@ -37,6 +37,7 @@ pub(super) struct Pending<T> {
     /// Nobody is accepted before this time, unless a handshake ends.
     paused_until: Option<Instant>,
     spare: Spare,
+    open_spare: fn() -> Option<OwnedFd>,
     dropped: LogLimit,
     not_accepted: LogLimit,
 }
@@ -53,11 +54,9 @@ enum Spare {
     Missing,
 }
 
-impl Spare {
-    fn new() -> Self {
-        let flags = rustix::event::EventfdFlags::CLOEXEC;
-        rustix::event::eventfd(0, flags).map_or(Self::Missing, |fd| Self::Kept { _fd: fd })
-    }
+/// Opens a file that is of no use but to be closed; `None`: there is no descriptor left.
+fn open_spare() -> Option<OwnedFd> {
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).ok()
 }
 
 /// Most handshakes at a time. Asked each time, since `prlimit` may change the limit of a running
@@ -82,14 +81,28 @@ pub(super) enum Event<S, T> {
 
 impl<T: Send + 'static> Pending<T> {
     pub(super) fn new() -> Self {
-        Self {
+        Self::with_spares(open_spare)
+    }
+
+    fn with_spares(open_spare: fn() -> Option<OwnedFd>) -> Self {
+        let mut new = Self {
             tasks: JoinSet::new(),
             oldest: VecDeque::new(),
             paused_until: None,
-            spare: Spare::new(),
+            spare: Spare::Missing,
+            open_spare,
             dropped: LogLimit::new("handshakes dropped to make room"),
             not_accepted: LogLimit::new("failures to accept a connection"),
-        }
+        };
+        new.find_spare();
+        new
+    }
+
+    /// Whether a descriptor is free, which is kept then.
+    fn find_spare(&mut self) -> bool {
+        let found = (self.open_spare)();
+        self.spare = found.map_or(Spare::Missing, |fd| Spare::Kept { _fd: fd });
+        matches!(self.spare, Spare::Kept { .. })
     }
 
     /// Starts a handshake. It is dropped after [`HANDSHAKE_TIMEOUT`].
@@ -111,7 +124,7 @@ impl<T: Send + 'static> Pending<T> {
         accept: impl Future<Output = io::Result<S>>,
     ) -> Result<Event<S, T>, ListenError> {
         if matches!(self.spare, Spare::Missing) && self.tasks.is_empty() {
-            self.spare = Spare::new();
+            self.find_spare();
         }
         // A dropped handshake counts until its task has ended, since it has its file until then.
         if self.tasks.len() > most() && self.paused_until.is_none() {
@@ -137,7 +150,10 @@ impl<T: Send + 'static> Pending<T> {
             }
             accepted = accept, if pause.is_none() => match accepted {
                 Ok(peer) => Ok(match std::mem::replace(&mut self.spare, Spare::Missing) {
-                    Spare::Lent(why) => Event::Refused(peer, why),
+                    // `accept(2)` lacks a descriptor before there is a peer, and a peer may come
+                    // much later.
+                    Spare::Lent(why) if !self.find_spare() => Event::Refused(peer, why),
+                    Spare::Lent(_) => Event::Accepted(peer),
                     other => {
                         self.spare = other;
                         Event::Accepted(peer)
@@ -260,6 +276,14 @@ mod tests {
         }
     }
 
+    thread_local! {
+        static IS_FULL: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    }
+
+    fn spare_if_free() -> Option<OwnedFd> {
+        (!IS_FULL.get()).then(open_spare).flatten()
+    }
+
     fn out_of_files() -> io::Result<()> {
         Err(io::Error::from_raw_os_error(libc::EMFILE))
     }
@@ -283,20 +307,42 @@ mod tests {
     /// firewalls.
     #[tokio::test(start_paused = true)]
     async fn without_any_file_the_next_peer_hears_why() {
-        let mut pending = Pending::<()>::new();
+        let mut pending = Pending::<()>::with_spares(spare_if_free);
         let address = Address::ShmName("full".to_owned());
         for _ in 0..2 {
             let lack = async { out_of_files() };
             let event = pending.next(&address, lack).await;
             assert!(matches!(event, Ok(Event::Other)), "{event:?}");
             let start = Instant::now();
+            IS_FULL.set(true);
             let event = pending.next(&address, async { Ok(()) }).await;
             let Ok(Event::Refused((), why)) = event else { panic!("{event:?}") };
             assert!(why.contains("ulimit -n"), "{why}");
             assert_eq!(Instant::now(), start, "no pause");
+            IS_FULL.set(false);
         }
         let event = pending.next(&address, async { Ok(()) }).await;
         assert!(matches!(event, Ok(Event::Accepted(()))), "{event:?}");
+    }
+
+    /// A regression: after one shortage the next peer was refused, hours later and with all files
+    /// free.
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_after_a_shortage_is_welcome() {
+        let mut pending = Pending::<()>::with_spares(spare_if_free);
+        let address = Address::ShmName("free-again".to_owned());
+        let lack = async { out_of_files() };
+        assert!(matches!(pending.next(&address, lack).await, Ok(Event::Other)));
+        for _ in 0..2 {
+            let event = pending.next(&address, async { Ok(()) }).await;
+            assert!(matches!(event, Ok(Event::Accepted(()))), "{event:?}");
+        }
+        // The spare is back for the next shortage.
+        let lack = async { out_of_files() };
+        assert!(matches!(pending.next(&address, lack).await, Ok(Event::Other)));
+        IS_FULL.set(true);
+        let event = pending.next(&address, async { Ok(()) }).await;
+        assert!(matches!(event, Ok(Event::Refused(..))), "{event:?}");
     }
 
     #[tokio::test(start_paused = true)]
