@@ -14,6 +14,7 @@ use rpc_core::identity::{FailureReason, Protection};
 use rpc_core::security::{Local, Tls};
 use rpc_core::server::Allow;
 use rpc_core::stats::{ConnectionStats, StatsHandle};
+use rpc_core::transport::FaultPlan;
 use rpc_core::{
     Channel, ChannelBuilder, Code, ConnectError, Context, LinkConfig, PollMode, Server,
     ServerBuilder, Status,
@@ -147,6 +148,29 @@ fn both_ends_know_whom_they_talk_to() {
         assert_eq!(store.put(vec![5; 1 << 20]).await.unwrap(), 1 << 20);
         let shown = &stats.stats().connections[0].peer;
         assert!(shown.starts_with(CART), "{shown}");
+    });
+}
+
+/// A regression: the name of a device with faults was part of what both ends compare, so that a
+/// plan at one of them looked like an attacker.
+#[test]
+fn faults_leave_the_proven_set_up_alone() {
+    everywhere("devices with faults", async |scheme| {
+        let world = World::new();
+        let plan = |on: bool| on.then(|| FaultPlan::new(1).delay_completions(3));
+        for (here, there) in [(true, false), (false, true), (true, true)] {
+            let server = plan(there).map_or(world.server(), |plan| world.server().faults(plan));
+            let (at, _) = serve(server, scheme).await;
+            let client = plan(here).map_or(world.client(), |plan| world.client().faults(plan));
+            let channel = client.connect(&at).await.unwrap();
+            let path = channel.path().unwrap();
+            let expected = match path.address.scheme() {
+                "tcp" => Protection::Encrypt,
+                _ => Protection::Authenticate,
+            };
+            assert_eq!(path.identity.protection(), Some(expected), "that of the device below");
+            assert_eq!(StoreClient::new(channel).put(vec![5; 1 << 16]).await, Ok(1 << 16));
+        }
     });
 }
 

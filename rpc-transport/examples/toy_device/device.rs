@@ -46,6 +46,7 @@ impl Toy {
     fn new() -> Self {
         Self(DeviceAttributes {
             name: "toy".to_owned(),
+            scheme: "toy",
             max_inline_bytes: MAX_INLINE_BYTES,
             max_message_bytes: MAX_MESSAGE_BYTES,
             max_qp_wr: MAX_QP_WR,

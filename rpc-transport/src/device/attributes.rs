@@ -9,6 +9,10 @@ use std::fmt;
 pub struct DeviceAttributes {
     /// The device's name, for logs: `soft-shm`, `soft-tcp`, `rxe0`, `mlx5_0`.
     pub name: String,
+    /// The scheme of its addresses: `mem`, `shm`, `tcp`, `rdma` or another. Both ends of a
+    /// connection must have the same, since a handshake proves it, and it decides how the
+    /// connection is protected.
+    pub scheme: &'static str,
     /// Largest payload that [`Source::Inline`](super::Source::Inline) may carry, bytes.
     pub max_inline_bytes: u32,
     /// Largest SEND, bytes.

@@ -35,7 +35,7 @@ impl Security {
 
     /// What connections of a device have.
     pub(super) fn protection_on(&self, device: &dyn Device) -> Protection {
-        self.handshakes.protection(&scheme(device))
+        self.handshakes.protection(device.attributes().scheme)
     }
 
     /// With the exchange of `auto://`.
@@ -44,9 +44,4 @@ impl Security {
         self.exchange = exchange;
         self
     }
-}
-
-/// The name of the transport, which both ends must see alike.
-pub(super) fn scheme(device: &dyn Device) -> String {
-    device.attributes().name.strip_prefix("soft-").unwrap_or("rdma").to_owned()
 }

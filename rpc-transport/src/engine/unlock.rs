@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 use crate::device::connection_error::CloseCause;
 use crate::engine::connection::Arrived;
 use crate::engine::connection_key::ConnectionKey;
-use crate::engine::security::{Security, scheme};
+use crate::engine::security::Security;
 use crate::engine::shard::Shard;
 use crate::engine::upper::UpperLayer;
 use crate::place::Place;
@@ -74,11 +74,11 @@ impl<P: UpperLayer> Shard<P> {
         security: &Security,
         sent: Sent<'_>,
     ) -> Result<Unlocked, HandshakeFailure> {
-        let scheme = scheme(&**self.device());
+        let scheme = self.device().attributes().scheme;
         let place = if scheme == "shm" { Place::here().to_string() } else { String::new() };
-        let protection = security.handshakes.protection(&scheme);
+        let protection = security.handshakes.protection(scheme);
         let (request, reply, exchange) = (sent.request, sent.reply, security.exchange.as_deref());
-        let set_up = SetUp { request, reply, scheme: &scheme, place: &place, protection, exchange };
+        let set_up = SetUp { request, reply, scheme, place: &place, protection, exchange };
         let parameters = Parameters::new(role, &set_up);
         let (factory, name) = (&*security.handshakes, security.expected_name.as_deref());
         let turn = COMPUTING.acquire().await;

@@ -77,7 +77,7 @@ struct SoftDevice {
 }
 
 impl SoftDevice {
-    fn open(name: &str, wire: Capabilities) -> Arc<dyn Device> {
+    fn open(scheme: &'static str, wire: Capabilities) -> Arc<dyn Device> {
         let capabilities = Capabilities::IMMEDIATE
             .with(Capabilities::WRITE_WITH_IMM)
             .with(Capabilities::READ)
@@ -92,7 +92,8 @@ impl SoftDevice {
             .with(Capabilities::BINDS_ONCE)
             .with(wire);
         let attributes = DeviceAttributes {
-            name: name.to_owned(),
+            name: format!("soft-{scheme}"),
+            scheme,
             max_inline_bytes: MAX_INLINE_BYTES,
             max_message_bytes: MAX_MESSAGE_BYTES,
             max_qp_wr: MAX_QP_WR,
@@ -125,20 +126,20 @@ impl Device for SoftDevice {
 /// The device behind `mem://`.
 pub fn mem_device() -> &'static Arc<dyn Device> {
     static DEVICE: LazyLock<Arc<dyn Device>> =
-        LazyLock::new(|| SoftDevice::open("soft-mem", Capabilities::COPIES_ON_POST));
+        LazyLock::new(|| SoftDevice::open("mem", Capabilities::COPIES_ON_POST));
     &DEVICE
 }
 
 /// The device behind `shm://`.
 pub fn shm_device() -> &'static Arc<dyn Device> {
     static DEVICE: LazyLock<Arc<dyn Device>> =
-        LazyLock::new(|| SoftDevice::open("soft-shm", Capabilities::COPIES_ON_POST));
+        LazyLock::new(|| SoftDevice::open("shm", Capabilities::COPIES_ON_POST));
     &DEVICE
 }
 
 /// The device behind `tcp://`.
 pub fn tcp_device() -> &'static Arc<dyn Device> {
     static DEVICE: LazyLock<Arc<dyn Device>> =
-        LazyLock::new(|| SoftDevice::open("soft-tcp", Capabilities::NONE));
+        LazyLock::new(|| SoftDevice::open("tcp", Capabilities::NONE));
     &DEVICE
 }

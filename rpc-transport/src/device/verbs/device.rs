@@ -122,6 +122,7 @@ impl VerbsDevice {
         let max_qp_wr = u32::try_from(limits.max_qp_wr).unwrap_or(0);
         let attributes = DeviceAttributes {
             name: context.name().to_owned(),
+            scheme: "rdma",
             max_inline_bytes,
             max_message_bytes: max_message_bytes(&context, limits.phys_port_cnt),
             // One slot is reserved for the drain WR (see `queue_pair`).
