@@ -156,6 +156,9 @@ impl Resolve for StaticList {
 
 /// A host name that DNS, or the hosts file, has several addresses of: one server at each, all at
 /// one port.
+///
+/// A server with an IPv4 and an IPv6 address under the name counts as two, since DNS does not say
+/// which addresses belong together: use a name with addresses of one family.
 #[derive(Debug, Clone)]
 pub struct Dns(Address);
 

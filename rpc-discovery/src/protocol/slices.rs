@@ -9,8 +9,11 @@
 //!    continues at the last version, which bookmarks renew.
 //! 3. At most [`MAX_SERVERS`] servers are kept.
 //! 4. An end point that cannot be used is left out alone.
+//! 5. A pod is one server. In a service of two IP families it is in slices of both: its IPv4
+//!    address counts, as with SRV records.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use rpc_core::client::resolve::Endpoint;
 use serde::Deserialize;
@@ -21,8 +24,9 @@ use super::reach;
 
 /// Most servers of a service.
 const MAX_SERVERS: usize = 4096;
-/// Longest name of a zone, bytes.
+/// Longest name of a zone, and longest id of a pod, bytes.
 const MAX_ZONE_BYTES: usize = 64;
+const MAX_ID_BYTES: usize = 64;
 
 /// A list of slices.
 #[derive(Debug, Deserialize)]
@@ -50,11 +54,19 @@ struct Slice {
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 struct Member {
     addresses: Vec<String>,
     conditions: Conditions,
     zone: Option<String>,
+    target_ref: Option<Target>,
+}
+
+/// What an end point is an address of: a pod.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Target {
+    uid: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -90,12 +102,28 @@ pub(crate) enum Told {
     Failed(String),
 }
 
+/// One address of a server.
+#[derive(Debug)]
+struct Known {
+    pod: Pod,
+    ip: IpAddr,
+    server: Endpoint,
+}
+
+/// What the addresses of one server have in common.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Pod {
+    Uid(String),
+    /// It is not said of which pod it is: that of no other address.
+    Alone(IpAddr),
+}
+
 /// The servers of a service.
 #[derive(Debug)]
 pub(crate) struct Slices {
     /// The port's name or number; empty: the only one.
     port: String,
-    slices: BTreeMap<String, Vec<Endpoint>>,
+    slices: BTreeMap<String, Vec<Known>>,
     version: String,
     pub(crate) problems: Problems,
 }
@@ -153,13 +181,16 @@ impl Slices {
 
     /// The servers. One that moves from a slice to another is in both for a while, once each.
     pub(crate) fn servers(&self) -> Vec<Endpoint> {
-        let mut servers: BTreeMap<String, &Endpoint> = BTreeMap::new();
-        for server in self.slices.values().flatten() {
-            let place = servers.entry(server.address().to_string()).or_insert(server);
-            if place.is_draining() {
-                *place = server;
+        let mut pods: BTreeMap<&Pod, &Known> = BTreeMap::new();
+        for known in self.slices.values().flatten() {
+            let place = pods.entry(&known.pod).or_insert(known);
+            let rank = |it: &Known| (it.ip.is_ipv6(), it.ip, it.server.is_draining());
+            if rank(known) < rank(place) {
+                *place = known;
             }
         }
+        let servers = pods.into_values().map(|it| (it.server.address().to_string(), &it.server));
+        let servers: BTreeMap<_, _> = servers.collect();
         servers.into_values().cloned().collect()
     }
 
@@ -192,7 +223,12 @@ impl Slices {
             let Some(ip) = member.addresses.first().filter(|_| is_ready || is_draining) else {
                 continue;
             };
-            let host = if ip.contains(':') { format!("[{ip}]") } else { ip.clone() };
+            let Ok(ip) = ip.parse::<IpAddr>() else {
+                let reason = format!("`{ip}` is not an IP address (slices of FQDNs are not used)");
+                self.problems.add(name.as_bytes(), &reason);
+                continue;
+            };
+            let host = if ip.is_ipv6() { format!("[{ip}]") } else { ip.to_string() };
             let mut server = match reach::read(&format!("auto://{host}:{port}")) {
                 Ok(address) => Endpoint::from(address),
                 Err(reason) => {
@@ -207,7 +243,15 @@ impl Slices {
                 self.problems.add(name.as_bytes(), &format!("more than {MAX_SERVERS} servers"));
                 break;
             }
-            servers.push(if is_draining { server.draining() } else { server });
+            if is_draining {
+                server = server.draining();
+            }
+            let uid = member.target_ref.map(|it| it.uid).unwrap_or_default();
+            let pod = match uid.len() {
+                1..=MAX_ID_BYTES => Pod::Uid(uid),
+                _ => Pod::Alone(ip),
+            };
+            servers.push(Known { pod, ip, server });
         }
         self.slices.insert(name, servers);
     }
@@ -296,6 +340,43 @@ mod tests {
         let bookmark = json!({ "metadata": { "resourceVersion": "99" } });
         assert_eq!(event(&mut slices, "BOOKMARK", &bookmark), Told::Nothing);
         assert_eq!(slices.version(), "99");
+    }
+
+    /// A slice whose end points are pods.
+    fn of_pods(name: &str, family: &str, pods: &[(&str, &str)]) -> Value {
+        let pods = pods.iter().map(
+            |(uid, ip)| json!({ "addresses": [ip], "targetRef": { "kind": "Pod", "uid": uid } }),
+        );
+        json!({
+            "metadata": { "name": name }, "addressType": family,
+            "endpoints": pods.collect::<Vec<_>>(), "ports": [{ "name": "rpc", "port": 7000 }],
+        })
+    }
+
+    /// A regression: each pod was two servers.
+    #[test]
+    fn a_pod_of_two_families_is_one_server() {
+        let v4 = of_pods("four", "IPv4", &[("a", "10.0.0.1"), ("b", "10.0.0.2")]);
+        let v6 = of_pods("six", "IPv6", &[("a", "fd00::1"), ("b", "fd00::2"), ("c", "fd00::3")]);
+        for both in [[v4.clone(), v6.clone()], [v6, v4]] {
+            let mut slices = listed("rpc", &both);
+            let expected =
+                ["auto://10.0.0.1:7000", "auto://10.0.0.2:7000", "auto://[fd00::3]:7000"];
+            assert_eq!(shown(&slices), expected);
+            // It leaves the slice of one family before that of the other.
+            let less = of_pods("four", "IPv4", &[("b", "10.0.0.2")]);
+            assert_eq!(event(&mut slices, "MODIFIED", &less), Told::Changed);
+            assert_eq!(shown(&slices).len(), 3);
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_to_be_a_pod_stands_alone() {
+        let nobody = of_pods("x", "IPv4", &[("", "10.0.0.1"), ("", "10.0.0.2")]);
+        assert_eq!(shown(&listed("rpc", &[nobody])).len(), 2);
+        let mut names = listed("rpc", &[of_pods("x", "FQDN", &[("a", "kv.example")])]);
+        assert_eq!(shown(&names), [""; 0]);
+        assert!(names.problems.take().0[0].contains("not an IP address"));
     }
 
     #[test]
