@@ -274,6 +274,63 @@ async fn a_client_refuses_types_that_cannot_be_sent() {
     }
 }
 
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Inner {
+    x: u32,
+}
+
+/// Neither can be written.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Flat {
+    id: u32,
+    #[serde(flatten)]
+    inner: Inner,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct LeavesOut {
+    #[serde(skip_serializing_if = "is_one", default = "one")]
+    count: u32,
+    last: u8,
+}
+
+fn is_one(count: &u32) -> bool {
+    *count == 1
+}
+
+fn one() -> u32 {
+    1
+}
+
+#[rpc_core::service]
+trait Unwritten {
+    async fn flat(&self, value: Flat) -> u8;
+    async fn omitted(&self, value: LeavesOut) -> u8;
+    async fn upload(&self, value: Flat, items: rpc_core::stream::Streaming<u8>) -> u8;
+    fn items(&self, value: Flat) -> impl rpc_core::stream::Stream<Item = u8>;
+}
+
+/// A regression: what was found as such a value was written had another code than the types have
+/// that are looked at first.
+#[tokio::test]
+async fn a_value_of_a_refused_type_changes_no_code() {
+    let channel = Channel::builder().to(fine::ValuesServer::new(fine::It)).await.unwrap();
+    let client = UnwrittenClient::new(channel);
+    let flat = || Flat { id: 1, inner: Inner { x: 2 } };
+    let items = || futures::stream::iter([1_u8]);
+    let errors = [
+        client.flat(flat()).await.unwrap_err(),
+        client.omitted(LeavesOut { count: 1, last: 1 }).await.unwrap_err(),
+        client.upload(flat(), items()).await.unwrap_err(),
+        client.items(flat()).await.map(drop).unwrap_err(),
+    ];
+    for status in errors {
+        assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+        let text = status.message();
+        assert!(text.contains("`value") && text.contains(" cannot be sent: serde's"), "{text}");
+    }
+}
+
 /// Fields that are omitted if they are `None`, empty, 0 or false.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Sparse {

@@ -25,12 +25,16 @@ pub(crate) fn undecodable(
     format!("cannot decode {part} of {name}: {what}{advice}")
 }
 
-/// The status of a call whose arguments cannot be encoded.
+/// The status of a call whose arguments cannot be encoded. That of types that cannot be sent is the
+/// same for each value.
 #[cold]
 pub(crate) fn unencodable_arguments(
     method: &'static MethodDescriptor,
     error: CodecError,
 ) -> Status {
+    if let Err(why) = method.check_types() {
+        return Status::failed_precondition(why);
+    }
     let what = error.describe(method.arguments);
     let text = format!("cannot encode the arguments of {}: {what}", method.name);
     Status::new(error.kind().code_or(Code::InvalidArgument), text)
