@@ -4,7 +4,9 @@
 #[derive(Debug)]
 pub(crate) struct Lines {
     bytes: Vec<u8>,
-    /// Bytes at the start without a line feed.
+    /// Where the next line begins.
+    at: usize,
+    /// Up to where there is no line feed.
     looked: usize,
     max_bytes: usize,
 }
@@ -16,11 +18,14 @@ pub(crate) struct TooLong;
 impl Lines {
     /// Refuses lines above `max_bytes`.
     pub(crate) fn new(max_bytes: usize) -> Self {
-        Self { bytes: Vec::new(), looked: 0, max_bytes }
+        Self { bytes: Vec::new(), at: 0, looked: 0, max_bytes }
     }
 
     /// Adds what has arrived.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
+        // Once for all lines of what arrived before, whatever their number.
+        self.bytes.drain(..self.at);
+        (self.at, self.looked) = (0, self.looked - self.at);
         self.bytes.extend_from_slice(bytes);
     }
 
@@ -33,17 +38,16 @@ impl Lines {
             let end = self.bytes[self.looked..].iter().position(|byte| *byte == b'\n');
             let Some(end) = end.map(|end| end + self.looked) else {
                 self.looked = self.bytes.len();
-                return if self.looked > self.max_bytes { Err(TooLong) } else { Ok(None) };
+                let is_long = self.looked - self.at > self.max_bytes;
+                return if is_long { Err(TooLong) } else { Ok(None) };
             };
-            if end > self.max_bytes {
+            if end - self.at > self.max_bytes {
                 return Err(TooLong);
             }
-            let rest = self.bytes.split_off(end + 1);
-            let mut line = std::mem::replace(&mut self.bytes, rest);
-            self.looked = 0;
-            line.truncate(end);
+            let line = &self.bytes[self.at..end];
+            (self.at, self.looked) = (end + 1, end + 1);
             if !line.trim_ascii().is_empty() {
-                return Ok(Some(line));
+                return Ok(Some(line.to_vec()));
             }
         }
     }
@@ -77,6 +81,17 @@ mod tests {
             }
             assert_eq!(found, expected);
         });
+    }
+
+    /// A regression: each line copied the rest of what had arrived.
+    #[test]
+    fn a_crowd_of_empty_lines_costs_little() {
+        let _watchdog = test_kit::Watchdog::start("empty lines");
+        let mut lines = Lines::new(10);
+        lines.push(&vec![b'\n'; 4 << 20]);
+        lines.push(b"1\n");
+        assert_eq!(lines.next(), Ok(Some(b"1".to_vec())));
+        assert_eq!(lines.next(), Ok(None));
     }
 
     #[test]

@@ -268,24 +268,35 @@ fn arguments(parts: &Parts, json: &[u8]) -> Result<Data, String> {
 struct Reader {
     body: Pin<Box<BodyDataStream>>,
     kept: Vec<u8>,
+    /// Where the next line begins.
+    at: usize,
     is_over: bool,
 }
 
 impl Reader {
     fn ended(self) -> Self {
-        Self { kept: Vec::new(), is_over: true, ..self }
+        Self { kept: Vec::new(), at: 0, is_over: true, ..self }
+    }
+
+    /// Once for all lines of a chunk, whatever their number.
+    fn push(&mut self, more: &[u8]) {
+        self.kept.drain(..std::mem::take(&mut self.at));
+        self.kept.extend_from_slice(more);
     }
 }
 
 /// The lines of a body, without empty ones.
 fn lines(body: HttpBody, longest: usize) -> Lines {
-    let reader =
-        Reader { body: Box::pin(body.into_data_stream()), kept: Vec::new(), is_over: false };
+    let body = Box::pin(body.into_data_stream());
+    let reader = Reader { body, kept: Vec::new(), at: 0, is_over: false };
     let lines = unfold(reader, move |mut reader| async move {
         let mut searched = 0;
         loop {
-            let found = reader.kept[searched..].iter().position(|byte| *byte == b'\n');
-            let end = found.map_or(reader.kept.len(), |at| searched + at);
+            // Empty lines are many and give the caller nothing to wait for.
+            tokio::task::consume_budget().await;
+            let rest = &reader.kept[reader.at..];
+            let found = rest[searched..].iter().position(|byte| *byte == b'\n');
+            let end = found.map_or(rest.len(), |at| searched + at);
             if end > longest {
                 let text = format!("a line is longer than {longest} bytes");
                 return Some((Err(text), reader.ended()));
@@ -293,7 +304,7 @@ fn lines(body: HttpBody, longest: usize) -> Lines {
             if found.is_none() && !reader.is_over {
                 searched = end;
                 match reader.body.next().await {
-                    Some(Ok(more)) => reader.kept.extend_from_slice(&more),
+                    Some(Ok(more)) => reader.push(&more),
                     Some(Err(error)) => {
                         let text = format!("the body broke off: {error}");
                         return Some((Err(text), reader.ended()));
@@ -302,15 +313,15 @@ fn lines(body: HttpBody, longest: usize) -> Lines {
                 }
                 continue;
             }
-            if reader.kept.is_empty() {
+            if rest.is_empty() {
                 return None;
             }
-            let rest = reader.kept.split_off((end + 1).min(reader.kept.len()));
-            let line = std::mem::replace(&mut reader.kept, rest);
+            let line = rest[..end].trim_ascii();
+            let line = (!line.is_empty()).then(|| Bytes::copy_from_slice(line));
+            reader.at = (reader.at + end + 1).min(reader.kept.len());
             searched = 0;
-            let line = line.trim_ascii();
-            if !line.is_empty() {
-                return Some((Ok(Bytes::copy_from_slice(line)), reader));
+            if let Some(line) = line {
+                return Some((Ok(line), reader));
             }
         }
     });
@@ -354,4 +365,40 @@ fn said(
         said.metadata.push((name.to_owned(), value));
     }
     Ok(said)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use test_kit::Watchdog;
+
+    use super::*;
+
+    fn of_chunks(chunks: Vec<Vec<u8>>, longest: usize) -> Lines {
+        let chunks = chunks.into_iter().map(Ok::<_, std::io::Error>);
+        lines(HttpBody::from_stream(futures::stream::iter(chunks)), longest)
+    }
+
+    #[tokio::test]
+    async fn lines_come_whole_however_they_arrive() {
+        let text = b"{}\n\n  1 \r\n22\n \n333";
+        for size in 1..=text.len() {
+            let chunks = text.chunks(size).map(<[u8]>::to_vec).collect();
+            let found: Vec<_> = of_chunks(chunks, 4).collect().await;
+            assert_eq!(found, ["{}", "1", "22", "333"].map(|it| Ok(Bytes::from(it))), "{size}");
+        }
+        let found: Vec<_> = of_chunks(vec![b"1\n12345".to_vec()], 4).collect().await;
+        assert!(found[0].is_ok() && found[1].is_err() && found.len() == 2, "{found:?}");
+    }
+
+    /// A regression: each line copied the rest of its chunk, and nobody else ran meanwhile.
+    #[tokio::test]
+    async fn empty_lines_cost_little_and_give_way() {
+        let _watchdog = Watchdog::start("empty lines");
+        let mut body = vec![b'\n'; 4 << 20];
+        body.extend_from_slice(b"1\n");
+        let mut lines = of_chunks(vec![body], 4);
+        assert!(lines.next().now_or_never().is_none(), "others have their turn");
+        assert_eq!(lines.next().await, Some(Ok(Bytes::from("1"))));
+    }
 }
