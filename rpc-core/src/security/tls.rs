@@ -118,6 +118,8 @@ impl fmt::Debug for Clock {
     }
 }
 
+/// Files are not read without end.
+const SHORTEST_RELOAD: Duration = Duration::from_millis(1);
 const ROTATION_GRACE: Duration = Duration::from_secs(60);
 const MAX_SESSION_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -318,10 +320,10 @@ impl Tls {
 
     /// [Reloads](Self::reload) after each such time, while a server or channel has this, or a port
     /// of `rpc-admin` serves with it. Files that cannot be read or understood leave what was read
-    /// before, and are logged as a warning. Default: never.
+    /// before, and are logged as a warning. Default: never. At least 1 ms.
     #[must_use]
     pub fn reload_every(mut self, period: Duration) -> Self {
-        self.reload_every = Some(period);
+        self.reload_every = Some(period.max(SHORTEST_RELOAD));
         self
     }
 

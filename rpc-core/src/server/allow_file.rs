@@ -13,6 +13,9 @@ use tokio::task::AbortHandle;
 use super::allow::{Allow, AllowError, Rules, RulesFile};
 use crate::runtime::blocking::blocking;
 
+/// The file is not read without end.
+const SHORTEST_RELOAD: Duration = Duration::from_millis(1);
+
 /// The text of a file of rules.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -79,11 +82,12 @@ impl Allow {
     }
 
     /// Reads the file again after each such time, while a server with these rules is there.
-    /// Default: never. To be called before the rules are cloned or given to a server.
+    /// Default: never. At least 1 ms. To be called before the rules are cloned or given to a
+    /// server.
     #[must_use]
     pub fn reload_every(mut self, period: Duration) -> Self {
         if let Some(file) = Arc::get_mut(&mut self.0).and_then(|shared| shared.file.as_mut()) {
-            file.every = Some(period);
+            file.every = Some(period.max(SHORTEST_RELOAD));
         }
         self
     }
@@ -126,5 +130,20 @@ impl Allow {
             }
         });
         Some(FileWatch(watch.abort_handle()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_not_read_without_end() {
+        let path = std::env::temp_dir().join(format!("rpc-allow-{}", std::process::id()));
+        std::fs::write(&path, "").unwrap();
+        let allow = Allow::from_file(&path).unwrap().reload_every(Duration::ZERO);
+        std::fs::remove_file(&path).unwrap();
+        let file = allow.0.file.as_ref().unwrap();
+        assert_eq!(file.every, Some(SHORTEST_RELOAD));
     }
 }

@@ -238,3 +238,11 @@ fn each_failure_says_what_to_do() {
         }
     });
 }
+
+/// A regression: with no time in between, files were read again and again without end.
+#[test]
+fn files_are_not_read_without_end() {
+    let ca = Authority::new("ca");
+    let tls = tls(&ca.issue(&["kv.example"]), &ca).reload_every(Duration::ZERO);
+    assert_eq!(tls.reload_every, Some(SHORTEST_RELOAD));
+}
