@@ -10,8 +10,9 @@ use futures::future::join_all;
 use parking_lot::Mutex;
 use rpc_core::client::BalancingPolicy;
 use rpc_core::client::resolve::StaticList;
-use rpc_core::health::{HealthReporter, ServingStatus};
+use rpc_core::health::{Health, HealthReporter, HealthServer, ServingStatus};
 use rpc_core::stats::MemberStats;
+use rpc_core::stream::{self, Stream};
 use rpc_core::{Channel, Code, Server, Status};
 use tokio::task::JoinHandle;
 
@@ -310,6 +311,60 @@ async fn who_does_not_tell_counts_as_serving() {
     let channel = Channel::builder().balancing(policy).connect_balanced(list).unwrap();
     assert_eq!(load(&WorkClient::new(channel), 80).await, 0);
     assert_eq!(worker.calls(), 80);
+}
+
+/// Says once that it does not serve, and ends the watch; refuses so many watches after that.
+#[derive(Clone, Default)]
+struct Ill(Arc<(AtomicU64, AtomicU64)>);
+
+impl Health for Ill {
+    async fn check(&self, _: &str) -> Result<ServingStatus, Status> {
+        Ok(ServingStatus::NotServing)
+    }
+
+    async fn watch(&self, _: &str) -> Result<impl Stream<Item = ServingStatus>, Status> {
+        let (watches, refused) = &*self.0;
+        if !watches
+            .fetch_add(1, Ordering::SeqCst)
+            .is_multiple_of(refused.load(Ordering::SeqCst) + 1)
+        {
+            return Err(Status::internal("not now"));
+        }
+        Ok(stream::stream(async |mut out| {
+            out.send(ServingStatus::NotServing).await?;
+            Ok(())
+        }))
+    }
+}
+
+/// A regression: after "not serving" one watch that failed made a server well, for up to a minute.
+#[tokio::test(start_paused = true)]
+async fn a_word_outlives_watches_that_fail() {
+    let (ill, fleet) = (Ill::default(), Fleet::start("word", 2).await);
+    let worker = Worker::default();
+    let server = Server::builder().add_service(WorkServer::new(worker.clone()));
+    let server = server.add_service(HealthServer::new(ill.clone()));
+    tokio::spawn(server.bind("mem://word-ill").await.unwrap().serve());
+    let all = fleet.addresses.iter().map(String::as_str).chain(["mem://word-ill"]);
+    let list = StaticList::new(all).unwrap();
+    let policy = BalancingPolicy::new().health_service("Work");
+    let channel = Channel::builder().balancing(policy).connect_balanced(list).unwrap();
+    let client = WorkClient::new(channel);
+    for refused in [0, 1, 2] {
+        ill.0.1.store(refused, Ordering::SeqCst);
+        // The next one says it, whatever was refused before.
+        ill.0.0.store(0, Ordering::SeqCst);
+        for _ in 0..120 {
+            load(&client, 16).await;
+            tokio::time::sleep(SECOND).await;
+        }
+        assert_eq!(worker.calls(), 0, "{refused} in a row were refused");
+    }
+    // In the end one that says nothing counts as serving.
+    ill.0.1.store(u64::MAX - 1, Ordering::SeqCst);
+    tokio::time::sleep(60 * SECOND).await;
+    load(&client, 80).await;
+    assert!(worker.calls() > 0);
 }
 
 /// The watch is a call that holds the connection.

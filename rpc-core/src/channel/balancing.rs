@@ -142,7 +142,7 @@ impl BalancingPolicy {
     /// [`max_connection_idle`](crate::ChannelBuilder::max_connection_idle) does not end them. It
     /// has no metadata: servers that require some need
     /// [`open_health`](crate::ServerBuilder::open_health). A server that does not tell its health
-    /// counts as serving.
+    /// counts as serving: from the third watch on that fails, if it has told it before.
     #[cfg(feature = "macros")]
     #[must_use]
     pub fn health_service(mut self, service: impl Into<String>) -> Self {

@@ -1,7 +1,10 @@
 //! Watches what an end point says of its own health.
 //!
-//! Invariant: a task that watches ends with its connection, and an end point whose health is not
-//! known because the task has ended, or was refused, counts as serving.
+//! Invariants:
+//! 1. A task that watches ends with its connection.
+//! 2. An end point whose health is not known because the task has ended, or was refused, counts as
+//!    serving. What it has said of itself holds until [`MOST_FAILURES`] watches in a row say
+//!    nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +27,8 @@ use crate::status::{Code, Status};
 
 /// The longest wait for the first answer.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
+/// Watches in a row that say nothing, after which the last word counts no longer.
+const MOST_FAILURES: u32 = 3;
 /// Waits after a watch that has ended.
 const AGAIN: Backoff = Backoff::new().initial(Duration::from_secs(1)).max(Duration::from_secs(60));
 
@@ -52,11 +57,12 @@ impl WatchHealth for HealthWatch {
             let client = HealthClient::new(Channel { shared: Arc::new(shared) });
             let mut failures = 0;
             loop {
-                match watch(&client, &service, &known).await {
+                failures += 1;
+                match watch(&client, &service, &known, &mut failures).await {
                     // It says so once, and then serves what it still gets.
                     Ok(Some(ServingStatus::Draining)) => return,
-                    Ok(Some(_)) => failures = 0,
-                    Ok(None) => {}
+                    Ok(_) => {}
+                    Err(_) if known.is_said() && failures < MOST_FAILURES => {}
                     Err(status) => {
                         known.say(Health::Serving);
                         let (server, code) = (client.channel(), status.code());
@@ -70,24 +76,25 @@ impl WatchHealth for HealthWatch {
                         }
                     }
                 }
-                failures += 1;
-                tokio::time::sleep(AGAIN.delay(failures, random())).await;
+                tokio::time::sleep(AGAIN.delay(failures.max(1), random())).await;
             }
         };
         home.spawn(watching).abort_handle()
     }
 }
 
-/// Reports the health until the watch ends; gives the last one.
+/// Reports the health until the watch ends; gives the last one. With each the count of `failures`
+/// begins anew.
 async fn watch(
     client: &HealthClient,
     service: &str,
     known: &Known,
+    failures: &mut u32,
 ) -> Result<Option<ServingStatus>, Status> {
     let mut statuses = client.watch(service).await?;
     let mut last = None;
     while let Some(status) = statuses.try_next().await? {
-        last = Some(status);
+        (last, *failures) = (Some(status), 0);
         known.say(match status {
             ServingStatus::Serving => Health::Serving,
             ServingStatus::Draining => Health::Draining,
@@ -104,11 +111,15 @@ impl Known {
     fn say(&self, health: Health) {
         self.0.set_health(health);
     }
+
+    fn is_said(&self) -> bool {
+        self.0.standing().health() != Health::Unknown
+    }
 }
 
 impl Drop for Known {
     fn drop(&mut self) {
-        if self.0.standing().health() == Health::Unknown {
+        if !self.is_said() {
             self.say(Health::Serving);
         }
     }
