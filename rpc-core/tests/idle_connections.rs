@@ -168,3 +168,29 @@ async fn an_old_connection_is_replaced_without_loss() {
     let Err(ListenError::Config(text)) = refused else { panic!("{refused:?}") };
     assert!(text.contains("max_connection_age is 0ns"), "{text}");
 }
+
+/// A regression: an end within a second counted as a failed attempt to connect, after which calls
+/// failed for up to five seconds.
+#[tokio::test(start_paused = true)]
+async fn short_lives_of_connections_lose_no_call() {
+    for millis in [20, 900] {
+        let limit = Duration::from_millis(millis);
+        let (old, idle) = (Server::builder().max_connection_age(limit), Server::builder());
+        for (name, server) in [("old", old), ("idle", idle.max_connection_idle(limit))] {
+            let address = format!("mem://short-{name}-{millis}");
+            let stats = serve(server, &address).await;
+            let client = WaiterClient::connect(&address).await.unwrap();
+            let lanes = (0..4).map(async |lane| {
+                sleep(limit * lane / 100).await;
+                for number in 0..64 {
+                    assert_eq!(client.echo(number).await, Ok(number), "{name} {millis}");
+                    // Longer than the limit now and then, all lanes at about the same time.
+                    sleep(limit * 3 / 20 + limit * (number % 16) / 10).await;
+                }
+            });
+            futures::future::join_all(lanes).await;
+            let accepted = stats.stats().accepted;
+            assert!((5..=256).contains(&accepted), "{name} {millis}: {accepted}");
+        }
+    }
+}

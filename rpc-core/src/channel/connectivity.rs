@@ -10,7 +10,8 @@
 //! 3. After a failure, the next attempt waits for the backoff. A connection that ends within
 //!    [`SETTLED_AFTER`] counts as a failure, except that the first of these in a row is followed by
 //!    an attempt at once: a server that accepts and dies is not stormed.
-//! 4. Without waiting calls there are no attempts: an idle end point stays as it is.
+//! 4. A connection that has served and ends in order is no failure, however short it was.
+//! 5. Without waiting calls there are no attempts: an idle end point stays as it is.
 
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,15 @@ pub enum ConnectivityState {
     TransientFailure,
     /// Closed permanently: all calls fail.
     Shutdown,
+}
+
+/// How a connection was lost, for the time of the next attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    /// It has served, and one of its ends sent the other away.
+    InOrder,
+    /// In any other way. It is a failure if it did not last.
+    Other,
 }
 
 /// The connector's next step.
@@ -180,17 +190,18 @@ impl Connectivity {
 
     /// Records that the connection of that epoch has ended, or accepts no more calls. True: it was
     /// the current one.
-    pub fn on_lost(&mut self, epoch: u64, now: Instant, random: u64) -> bool {
+    pub fn on_lost(&mut self, epoch: u64, now: Instant, random: u64, loss: Loss) -> bool {
         if epoch != self.epoch || self.state != ConnectivityState::Ready {
             return false;
         }
         let since = self.ready_since.take();
         let lasted = since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-        if lasted < SETTLED_AFTER && self.failures > 0 {
+        let is_failure = loss == Loss::Other && lasted < SETTLED_AFTER;
+        if is_failure && self.failures > 0 {
             self.back_off(now, random);
         } else {
             // After the first in a row, the next attempt is due at once.
-            self.failures = u32::from(lasted < SETTLED_AFTER);
+            self.failures = u32::from(is_failure);
             (self.state, self.retry_at) = (ConnectivityState::Idle, None);
         }
         if self.backoff.is_none() {
@@ -290,14 +301,14 @@ mod tests {
         let (mut machine, mut now) = (machine(), Instant::now());
         let epoch = connected(&mut machine, now);
         now += SETTLED_AFTER;
-        assert!(machine.on_lost(epoch, now, 0));
+        assert!(machine.on_lost(epoch, now, 0, Loss::Other));
         assert_eq!(machine.state(), Idle);
         let epoch = connected(&mut machine, now);
-        assert!(machine.on_lost(epoch, now, 0));
+        assert!(machine.on_lost(epoch, now, 0, Loss::Other));
         assert_eq!(machine.state(), Idle, "the first in a row");
         for failures in 1..20 {
             let epoch = connected(&mut machine, now);
-            assert!(machine.on_lost(epoch, now, 0));
+            assert!(machine.on_lost(epoch, now, 0, Loss::Other));
             assert_eq!(machine.state(), TransientFailure, "the {failures}th in a row");
             let Step::Sleep(at) = ({
                 assert!(machine.start(now, true));
@@ -312,14 +323,31 @@ mod tests {
         }
     }
 
+    /// Each of many servers that end their connections within a second.
+    #[test]
+    fn an_orderly_end_after_service_is_no_failure() {
+        let (mut machine, mut now) = (machine(), Instant::now());
+        for _ in 0..100 {
+            let epoch = connected(&mut machine, now);
+            now += MS;
+            assert!(machine.on_lost(epoch, now, 0, Loss::InOrder));
+            assert_eq!(machine.state(), Idle);
+        }
+        for state in [Idle, TransientFailure] {
+            let epoch = connected(&mut machine, now);
+            assert!(machine.on_lost(epoch, now, 0, Loss::Other));
+            assert_eq!(machine.state(), state, "those before were none");
+        }
+    }
+
     #[test]
     fn news_of_an_earlier_epoch_change_nothing() {
         let (mut machine, now) = (machine(), Instant::now());
         let first = connected(&mut machine, now);
-        assert!(machine.on_lost(first, now + SETTLED_AFTER, 0));
+        assert!(machine.on_lost(first, now + SETTLED_AFTER, 0, Loss::Other));
         let second = connected(&mut machine, now + SETTLED_AFTER);
         assert!(second > first);
-        assert!(!machine.on_lost(first, now + SETTLED_AFTER, 0));
+        assert!(!machine.on_lost(first, now + SETTLED_AFTER, 0, Loss::Other));
         machine.on_failed(first, now, 0);
         assert!(!machine.on_connected(first, now) && !machine.on_connected(second, now));
         assert_eq!(machine.state(), Ready);
@@ -345,7 +373,7 @@ mod tests {
             assert_eq!(machine.state(), Idle);
         }
         let epoch = connected(&mut machine, now);
-        assert!(machine.on_lost(epoch, now, 0));
+        assert!(machine.on_lost(epoch, now, 0, Loss::Other));
         assert_eq!(machine.state(), Idle, "the first of the server's in a row");
     }
 
@@ -353,7 +381,7 @@ mod tests {
     fn without_a_backoff_what_is_lost_stays_lost() {
         let (mut machine, now) = (Connectivity::new(None), Instant::now());
         let epoch = connected(&mut machine, now);
-        assert!(machine.on_lost(epoch, now + SETTLED_AFTER, 0));
+        assert!(machine.on_lost(epoch, now + SETTLED_AFTER, 0, Loss::Other));
         assert_eq!(machine.state(), Shutdown);
         assert!(!machine.start(now, true));
     }

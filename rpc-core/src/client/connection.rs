@@ -129,6 +129,11 @@ impl Connection {
         }
     }
 
+    /// Whether its peer has answered a call, or made one.
+    pub(super) fn has_served(&self) -> bool {
+        self.shard.look(self.key, |peer| peer.has_served()).unwrap_or_default()
+    }
+
     pub(super) fn path(&self) -> Option<&Path> {
         match &self.leads_to {
             LeadsTo::Server(path) => Some(path),

@@ -27,7 +27,7 @@ use tokio::task::AbortHandle;
 use super::connection::{ConnectOptions, Connection, Owner, Path, connect, unavailable};
 use super::serving_connections::ServingConnections;
 use crate::channel::backoff::Backoff;
-use crate::channel::connectivity::{Connectivity, ConnectivityState, Step};
+use crate::channel::connectivity::{Connectivity, ConnectivityState, Loss, Step};
 use crate::runtime::home::Home;
 use crate::runtime::random::random;
 use crate::runtime::watched::{Watch, Watched};
@@ -315,6 +315,15 @@ impl Subchannel {
         self.state.lock().connector = Some(task.abort_handle());
     }
 
+    /// What a connection has been good for that takes no more calls.
+    fn loss(&self, epoch: u64, cause: Option<&CloseCause>) -> Loss {
+        let is_orderly = matches!(cause, None | Some(CloseCause::Local));
+        match &*self.connection() {
+            Some(it) if it.epoch == epoch && is_orderly && it.has_served() => Loss::InOrder,
+            _ => Loss::Other,
+        }
+    }
+
     fn step(&self) -> Step {
         let now = clock::now();
         let mut state = self.state.lock();
@@ -394,6 +403,7 @@ impl Owner for Subchannel {
     fn on_lost(&self, epoch: u64, cause: Option<CloseCause>) {
         let is_going_away = cause.is_none();
         let now = clock::now();
+        let loss = self.loss(epoch, cause.as_ref());
         let _over;
         let gone = {
             let mut state = self.state.lock();
@@ -401,7 +411,7 @@ impl Owner for Subchannel {
             _over = state.retired.take_if(is_over);
             let was_current = match cause {
                 Some(CloseCause::DriverGone) => state.machine.on_driver_gone(epoch),
-                _ => state.machine.on_lost(epoch, now, random()),
+                _ => state.machine.on_lost(epoch, now, random(), loss),
             };
             if was_current {
                 let gone = self.connection.swap(None);

@@ -23,6 +23,8 @@ pub(crate) struct EndpointCounts {
     bytes_in: u64,
     messages_out: u64,
     bytes_out: u64,
+    /// The peer has said who it is: that is a message, too.
+    pub(super) has_hello: bool,
     /// When it was set up.
     pub(super) established: Option<Instant>,
     /// At a client's end.
@@ -40,6 +42,11 @@ impl EndpointCounts {
     pub(super) fn on_transmit(&mut self, bytes: u64) {
         self.messages_out += 1;
         self.bytes_out += bytes;
+    }
+
+    /// Messages of the peer, but for its hello.
+    pub(super) fn answers(&self) -> u64 {
+        self.messages_in - u64::from(self.has_hello)
     }
 
     /// Messages of both ends.

@@ -262,6 +262,17 @@ impl RpcEndpoint {
         self
     }
 
+    /// The peer has said who it is.
+    fn take_door(&mut self) -> Option<Door> {
+        self.counts.has_hello = true;
+        self.door.take()
+    }
+
+    /// Whether the peer has answered a call, or made one. A go-away is neither.
+    pub(crate) fn has_served(&self) -> bool {
+        self.counts.answers() > u64::from(self.session.is_peer_going_away())
+    }
+
     /// What to do with a message that finds the queue full.
     pub(crate) fn when_full(&self) -> WhenFull {
         self.when_full
@@ -286,7 +297,7 @@ impl RpcEndpoint {
                     Action::Idle(self.on_event.clone())
                 }
                 SessionEvent::Drained => Action::Settled(None),
-                SessionEvent::Hello(credentials) => match self.door.take() {
+                SessionEvent::Hello(credentials) => match self.take_door() {
                     Some(door) => {
                         let credentials = credentials.map(Vec::from).map(Credentials::from);
                         Action::Hello(Box::new((door, credentials)))
