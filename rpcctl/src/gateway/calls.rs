@@ -384,7 +384,7 @@ mod tests {
         let text = b"{}\n\n  1 \r\n22\n \n333";
         for size in 1..=text.len() {
             let chunks = text.chunks(size).map(<[u8]>::to_vec).collect();
-            let found: Vec<_> = of_chunks(chunks, 4).collect().await;
+            let found: Vec<_> = of_chunks(chunks, 5).collect().await;
             assert_eq!(found, ["{}", "1", "22", "333"].map(|it| Ok(Bytes::from(it))), "{size}");
         }
         let found: Vec<_> = of_chunks(vec![b"1\n12345".to_vec()], 4).collect().await;
