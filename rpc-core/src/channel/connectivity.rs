@@ -11,7 +11,8 @@
 //!    [`SETTLED_AFTER`] counts as a failure, except that the first of these in a row is followed by
 //!    an attempt at once: a server that accepts and dies is not stormed.
 //! 4. A connection that has served and ends in order is no failure, however short it was.
-//! 5. Without waiting calls there are no attempts: an idle end point stays as it is.
+//! 5. Each attempt was asked for, by a waiting call or by [`Connectivity::start`]. Who is not asked
+//!    for stays as it is; [`Connectivity::retry_at`] says when to ask again.
 
 use std::time::{Duration, Instant};
 
@@ -25,13 +26,15 @@ pub const SETTLED_AFTER: Duration = Duration::from_secs(1);
 /// The state of a channel's connection, as in gRPC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ConnectivityState {
-    /// Not connected, and not trying: the next call connects.
+    /// Not connected, and not trying: the next call connects. A channel to several servers that is
+    /// in use tries by itself.
     Idle,
     /// An attempt is in progress.
     Connecting,
     /// Connected: calls are sent at once.
     Ready,
-    /// The last attempt failed; the next one follows after a backoff if a call waits for it.
+    /// The last attempt failed; the next one follows after a backoff if a call waits for it, or,
+    /// where there are several servers, if the channel is in use.
     TransientFailure,
     /// Closed permanently: all calls fail.
     Shutdown,
@@ -126,6 +129,12 @@ impl Connectivity {
         }
     }
 
+    /// When a connection can be asked for again, if that is of no use now.
+    #[must_use]
+    pub fn retry_at(&self, now: Instant) -> Option<Instant> {
+        self.retry_at.filter(|at| *at > now && self.state == ConnectivityState::TransientFailure)
+    }
+
     /// A connection is wanted. True: the caller must start a connector. `waits`: a call waits
     /// through any number of failures, so a connector is useful even before the backoff is over.
     #[must_use]
@@ -136,9 +145,9 @@ impl Connectivity {
             _ => false,
         };
         let starts = is_of_use && !self.runs;
-        if starts {
-            (self.runs, self.owes_attempt) = (true, true);
-        }
+        // Of a connector that runs as well: the call for which it does may go.
+        self.owes_attempt |= starts || is_of_use && !waits;
+        self.runs |= starts;
         starts
     }
 
@@ -331,13 +340,28 @@ mod tests {
             let epoch = connected(&mut machine, now);
             now += MS;
             assert!(machine.on_lost(epoch, now, 0, Loss::InOrder));
-            assert_eq!(machine.state(), Idle);
+            assert_eq!((machine.state(), machine.retry_at(now)), (Idle, None));
         }
         for state in [Idle, TransientFailure] {
             let epoch = connected(&mut machine, now);
             assert!(machine.on_lost(epoch, now, 0, Loss::Other));
             assert_eq!(machine.state(), state, "those before were none");
         }
+    }
+
+    #[test]
+    fn who_is_missing_can_be_asked_for_again() {
+        let (mut machine, now) = (machine(), Instant::now());
+        assert!(machine.start(now, true));
+        assert_eq!(machine.step(now, true), Step::Connect(1));
+        assert_eq!(machine.retry_at(now), None);
+        machine.on_failed(1, now, 0);
+        let at = machine.retry_at(now).unwrap();
+        assert_eq!(at, now + 50 * MS);
+        // The connector waits for a call, which goes as the backoff ends.
+        assert_eq!(machine.step(now, true), Step::Sleep(at));
+        assert_eq!((machine.start(at, false), machine.retry_at(at)), (false, None));
+        assert_eq!(machine.step(at, false), Step::Connect(2));
     }
 
     #[test]

@@ -172,12 +172,11 @@ fn since(then: Option<Instant>, now: Instant) -> f64 {
 
 /// The cheaper of two end points that were drawn, by position; if a drawn one is not ready, the
 /// next ready one of the range takes its place. `cost` returns `None` for an end point that is not
-/// ready. `drawn_dead` is called for those drawn in vain.
+/// ready.
 pub fn pick(
     drawn: [usize; 2],
     range: &Range<usize>,
     mut cost: impl FnMut(usize) -> Option<f64>,
-    mut drawn_dead: impl FnMut(usize),
 ) -> Option<usize> {
     let mut best: Option<(usize, f64)> = None;
     for first in drawn {
@@ -186,9 +185,6 @@ pub fn pick(
         let found = loop {
             if let Some(cost) = cost(at) {
                 break (at, cost);
-            }
-            if at == first {
-                drawn_dead(at);
             }
             at = if at + 1 < range.end { at + 1 } else { range.start };
             if at == first {
@@ -219,31 +215,25 @@ mod tests {
         count: usize,
         random: u64,
         cost: impl FnMut(usize) -> Option<f64>,
-        drawn_dead: impl FnMut(usize),
     ) -> Option<usize> {
         let plan = Plan::of_equals(count);
         let drawn = plan.draw_two(&(0..count), random)?;
-        pick(drawn, &(0..count), cost, drawn_dead)
+        pick(drawn, &(0..count), cost)
     }
 
     #[test]
     fn dead_end_points_get_nothing_others_their_share() {
         let mut rng = Rng::new(1);
-        let (mut hits, mut dead) = ([0_u32; 5], 0);
+        let mut hits = [0_u32; 5];
         for _ in 0..10_000 {
-            let cost = |at| (at != 2).then_some(1.0);
-            let at = pick_any(5, rng.next(), cost, |at| {
-                assert_eq!(at, 2);
-                dead += 1;
-            });
+            let at = pick_any(5, rng.next(), |at| (at != 2).then_some(1.0));
             hits[at.unwrap()] += 1;
         }
         assert_eq!(hits[2], 0);
-        assert!(dead > 1000, "it is tried again, by and by");
         assert!(hits.iter().enumerate().all(|(at, hits)| at == 2 || *hits > 1000), "{hits:?}");
-        assert_eq!(pick_any(3, 7, |_| None, |_| {}), None);
-        assert_eq!(pick_any(0, 7, |_| Some(1.0), |_| {}), None);
-        assert_eq!(pick_any(1, 7, |_| Some(1.0), |_| {}), Some(0));
+        assert_eq!(pick_any(3, 7, |_| None), None);
+        assert_eq!(pick_any(0, 7, |_| Some(1.0)), None);
+        assert_eq!(pick_any(1, 7, |_| Some(1.0)), Some(0));
     }
 
     #[test]
@@ -251,7 +241,7 @@ mod tests {
         let mut rng = Rng::new(2);
         for _ in 0..1000 {
             let costs = [2.0, 1.0];
-            assert_eq!(pick_any(2, rng.next(), |at| Some(costs[at]), |_| {}), Some(1));
+            assert_eq!(pick_any(2, rng.next(), |at| Some(costs[at])), Some(1));
         }
     }
 
@@ -277,7 +267,7 @@ mod tests {
                 latency[at].on_end(CallEnd::Answered, end - began, now);
                 served[at] += 1;
             }
-            let at = pick_any(3, rng.next(), |at| Some(latency[at].look(now, 1.0, 1)), |_| {});
+            let at = pick_any(3, rng.next(), |at| Some(latency[at].look(now, 1.0, 1)));
             let at = at.unwrap();
             latency[at].on_begin(now);
             ends.push((now + takes[at] * MS, at, now));
@@ -330,8 +320,7 @@ mod tests {
         let mut latency = [Latency::default(); 3];
         let (mut calls, mut last, mut longest) = ([0_u32; 3], [now; 3], Duration::ZERO);
         for _ in 0..50_000 {
-            let at =
-                pick_any(3, rng.next(), |at| Some(latency[at].look(now, 1.0, 1)), |_| {}).unwrap();
+            let at = pick_any(3, rng.next(), |at| Some(latency[at].look(now, 1.0, 1))).unwrap();
             let takes = if rng.chance(1) { 5000 } else { 50 + rng.below(100) };
             let (began, takes) = (now, Duration::from_micros(takes));
             longest = longest.max(now - last[at]);
@@ -351,8 +340,7 @@ mod tests {
         let (mut latency, mut refused) = ([Latency::default(); 2], 0);
         for _ in 0..1000 {
             now += 60_000 * MS;
-            let at =
-                pick_any(2, rng.next(), |at| Some(latency[at].look(now, 1.0, 1)), |_| {}).unwrap();
+            let at = pick_any(2, rng.next(), |at| Some(latency[at].look(now, 1.0, 1))).unwrap();
             latency[at].on_begin(now);
             refused += u32::from(at == 0);
             let end = if at == 0 { CallEnd::Refused } else { CallEnd::Answered };

@@ -271,7 +271,7 @@ mod tests {
             let random = rng.next();
             let cost = |at: usize| standings[at].look(Need::Well, now, 0, 1.0);
             let drawn = Plan::of_equals(4).draw_two(&(0..4), random).unwrap();
-            let at = pick(drawn, &(0..4), cost, |_| {}).unwrap();
+            let at = pick(drawn, &(0..4), cost).unwrap();
             calls[at] += 1;
             standings[at].on_begin(now);
             let fails = at == 3 && rng.chance(percent);

@@ -14,10 +14,12 @@
 //! 5. A member that leaves gets no new calls. It is kept, with its connection, while calls are in
 //!    flight there: if it comes back meanwhile, it is the same.
 
+mod in_use;
 mod judging;
 mod reports;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -38,14 +40,13 @@ use super::resolve::Resolve;
 use super::subchannel::{Demand, Found, MOST_MOVES, Since, Subchannel};
 use crate::channel::backoff::{Backoff, unit};
 use crate::channel::balancing::BalancingPolicy;
-use crate::channel::connectivity::ConnectivityState;
 use crate::channel::endpoint::Endpoint;
 use crate::channel::membership::{MAX_MEMBERS, Membership};
 use crate::channel::outliers::Ejections;
 use crate::channel::resolution::{Question, Resolution};
 use crate::channel::standing::Health;
 use crate::runtime::random::random;
-use crate::runtime::watched::{Watch, Watched};
+use crate::runtime::watched::Watch;
 use crate::server::peer_services::PeerServices;
 use crate::stats::counts::Counter;
 
@@ -72,8 +73,8 @@ pub(super) struct Balancer {
     reconnect: Option<Backoff>,
     demand: Arc<Demand>,
     policy: BalancingPolicy,
-    /// For the task that listens: there is something to do.
-    news: Watched<u64>,
+    /// A call has begun since it was last looked whether the channel is in use.
+    is_marked: AtomicBool,
 }
 
 struct State {
@@ -86,6 +87,8 @@ struct State {
     /// The task that listens, and whether it runs.
     listener: Option<AbortHandle>,
     listens: bool,
+    /// When to look whether the channel is still in use; `None`: it is not.
+    look_at: Option<Instant>,
     /// Why the last answer was of no use, if it was not.
     error: Option<String>,
     /// When it last named servers, and how many.
@@ -111,7 +114,7 @@ impl Balancer {
         reconnect: Option<Backoff>,
         demand: Arc<Demand>,
     ) -> Arc<Self> {
-        let (members, ejections, ejected, news) = Default::default();
+        let (members, ejections, ejected, is_marked) = Default::default();
         let name = resolver.name();
         let rules = options.rules.clone();
         let policy = rules.as_ref().map_or_else(BalancingPolicy::new, |it| it.policy.clone());
@@ -122,6 +125,7 @@ impl Balancer {
             refresh_at: None,
             listener: None,
             listens: false,
+            look_at: None,
             error: None,
             heard: None,
             vanished: 0,
@@ -138,7 +142,7 @@ impl Balancer {
             reconnect,
             demand,
             policy,
-            news,
+            is_marked,
         });
         let judge: Arc<dyn Judge> = Arc::<Self>::clone(&balancer);
         if let Some(rules) = &rules {
@@ -162,26 +166,18 @@ impl Balancer {
 
     /// The connection for a call, if any is up. `key`: calls of one key go to one end point.
     pub(super) fn pick(self: &Arc<Self>, key: Option<u64>) -> Option<Arc<Connection>> {
+        self.mark();
         if let Some(key) = key
             && let Some(found) = self.members.load().pick_for(key)
         {
             return Some(found);
         }
-        self.pick_but(&[])
+        self.members.load().pick(&[])
     }
 
     /// A connection, but not to one of these end points.
-    pub(super) fn pick_but(self: &Arc<Self>, others: &[usize]) -> Option<Arc<Connection>> {
-        self.members.load().pick(others, |dead| {
-            dead.kick();
-            self.refresh();
-        })
-    }
-
-    /// Starts whatever could bring a connection.
-    pub(super) fn kick(self: &Arc<Self>) {
-        self.refresh();
-        self.members.load().iter().for_each(|member| member.kick());
+    pub(super) fn pick_but(&self, others: &[usize]) -> Option<Arc<Connection>> {
+        self.members.load().pick(others)
     }
 
     /// What a call that begins to wait must remember.
@@ -273,14 +269,15 @@ impl Balancer {
         let balancer = Arc::downgrade(self);
         let asker = Asker { balancer, runtime: runtime.id(), is_done: false };
         let task = runtime.spawn(asker.run());
-        let listens = {
-            let mut resolution = self.resolution.lock();
-            resolution.asker = Some(task.abort_handle());
-            std::mem::replace(&mut resolution.listens, true)
-        };
-        if !listens {
-            let balancer = Arc::downgrade(self);
-            let (resolver, news) = (Arc::clone(&self.resolver), self.news.watch());
+        self.resolution.lock().asker = Some(task.abort_handle());
+        self.listen();
+    }
+
+    /// Starts the task that listens, unless it runs.
+    fn listen(self: &Arc<Self>) {
+        if !std::mem::replace(&mut self.resolution.lock().listens, true) {
+            let (balancer, runtime) = (Arc::downgrade(self), self.demand.home.runtime());
+            let (resolver, news) = (Arc::clone(&self.resolver), self.demand.watch());
             let listener = Listener { balancer, name: self.name() };
             let task = runtime.spawn(listener.run(resolver, news));
             self.resolution.lock().listener = Some(task.abort_handle());
@@ -368,38 +365,19 @@ impl Balancer {
         }
         self.apply(now);
         self.demand.tell();
-        self.news.tell();
     }
 
     /// Puts in place what is due of what the resolver has said.
     fn apply(&self, now: Instant) {
         let _gone;
-        {
-            let mut resolution = self.resolution.lock();
-            let members = self.members.load();
-            let answers = |address: &Address| {
-                let is_up =
-                    |it: &&Arc<Subchannel>| it.target == *address && it.connection().is_some();
-                members.iter().find(is_up).is_some()
-            };
-            if !resolution.membership.step(now, answers) {
-                return;
-            }
+        let mut resolution = self.resolution.lock();
+        let members = self.members.load();
+        let answers = |address: &Address| {
+            let is_up = |it: &&Arc<Subchannel>| it.target == *address && it.connection().is_some();
+            members.iter().find(is_up).is_some()
+        };
+        if resolution.membership.step(now, answers) {
             _gone = self.replace(&mut resolution);
-        }
-        // Those that came to others are connected before calls need them.
-        let is_used = |it: &Arc<Subchannel>| it.connection().is_some();
-        if self.demand.waiting_count() > 0 || self.members.load().iter().any(is_used) {
-            self.connect_idle();
-        }
-    }
-
-    /// Connects to members that were not tried before.
-    fn connect_idle(&self) {
-        for member in self.members().iter() {
-            if member.state().0 == ConnectivityState::Idle {
-                member.kick();
-            }
         }
     }
 
@@ -407,6 +385,7 @@ impl Balancer {
     pub(super) fn keep_up(self: &Arc<Self>, is_told: bool) -> Instant {
         let now = clock::now();
         self.apply(now);
+        let bring_back_at = self.bring_back(now);
         let is_used = self.members.load().iter().any(|it| it.connection().is_some());
         let _gone: Vec<_>;
         let (starts, next) = {
@@ -421,7 +400,8 @@ impl Balancer {
                 let every = self.policy.resolve_every.map(|every| every.max(AT_LEAST));
                 *refresh_at = every.map(|every| after(now, every));
             }
-            let next = membership.next_at().into_iter().chain(look_at).chain(*refresh_at).min();
+            let next = membership.next_at().into_iter().chain(look_at).chain(*refresh_at);
+            let next = next.chain(bring_back_at).min();
             (starts, next.unwrap_or_else(|| after(now, Duration::MAX)))
         };
         if starts {
@@ -510,7 +490,6 @@ impl Asker {
                     };
                     if let Some(balancer) = self.balancer.upgrade() {
                         balancer.on_answer(answer);
-                        balancer.connect_idle();
                     }
                 }
             }
@@ -578,9 +557,10 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Of a runtime that has ended: the next question starts another one.
+        // Of a runtime that has ended: the next call or question starts another one.
         if let Some(balancer) = self.balancer.upgrade() {
             balancer.resolution.lock().listens = false;
+            balancer.is_marked.store(false, Ordering::Relaxed);
         }
     }
 }

@@ -249,6 +249,9 @@ impl ChannelBuilder {
     /// least 1 ms; a connection is closed up to a quarter of the limit late. This has no effect on
     /// a channel that does not [`reconnect`](ChannelBuilder::reconnect).
     ///
+    /// A channel to several servers keeps a connection to each while it is in use: one that nobody
+    /// needed is closed and made again, and all are let go once there are no calls.
+    ///
     /// While it has no connection, a server cannot call what the channel
     /// [serves](ChannelBuilder::serve).
     #[must_use]

@@ -83,13 +83,8 @@ impl Members {
         self.list.iter().map(id).collect()
     }
 
-    /// The connection for a call, but not to one of the `others`. `drawn_dead` is called for end
-    /// points without a connection that were drawn.
-    pub(super) fn pick(
-        &self,
-        others: &[usize],
-        drawn_dead: impl Fn(&Arc<Subchannel>),
-    ) -> Option<Arc<Connection>> {
+    /// The connection for a call, but not to one of the `others`.
+    pub(super) fn pick(&self, others: &[usize]) -> Option<Arc<Connection>> {
         let (now, random) = (LazyCell::new(clock::now), random());
         // Independent of the bits that draw the end points.
         let turn = random.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
@@ -103,22 +98,15 @@ impl Members {
                 .as_ref()
                 .map_or(Some(0.0), |load| load.look(need, || *now, turn, weight))
         };
-        let dead = |at: usize| {
-            let member = &self.list[at];
-            if !others.contains(&id(member)) && member.connection().is_none() {
-                drawn_dead(member);
-            }
-        };
-        let range = self.range(|| *now);
-        let drawn = self.plan.draw_two(&range, random);
-        let found = drawn.and_then(|drawn| pick(drawn, &range, |at| cost(Need::Well, at), dead));
-        let at = found.or_else(|| {
-            // Those of other priorities, and then all that may answer: there is nobody else.
-            let others = [(self.plan.lasting(), Need::Well), (0..self.len(), Need::Any)];
-            others.into_iter().find_map(|(range, need)| {
-                let drawn = self.plan.draw_two(&range, random)?;
-                pick(drawn, &range, |at| cost(need, at), |_| {})
-            })
+        // Those of other priorities, and then all that may answer: there is nobody else.
+        let ranges = [
+            (self.range(|| *now), Need::Well),
+            (self.plan.lasting(), Need::Well),
+            (0..self.len(), Need::Any),
+        ];
+        let at = ranges.into_iter().find_map(|(range, need)| {
+            let drawn = self.plan.draw_two(&range, random)?;
+            pick(drawn, &range, |at| cost(need, at))
         });
         // Lost a moment ago: the caller waits for another.
         self.list[at?].connection.load_full()

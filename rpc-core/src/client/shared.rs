@@ -212,7 +212,7 @@ impl Shared {
             return;
         }
         match &self.targets {
-            Targets::One(subchannel) => subchannel.kick(),
+            Targets::One(subchannel) => drop(subchannel.kick()),
             Targets::Several(balancer) => balancer.kick(),
             Targets::Peer(_) => {}
         }

@@ -109,11 +109,13 @@ fn tell(connection: &Connection) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
     use crate::channel::connectivity::ConnectivityState;
     use crate::client::balancer::Balancer;
     use crate::client::connection::{Owner, connect};
-    use crate::client::resolve::StaticList;
+    use crate::client::resolve::{Resolve, ResolveError, Resolving, StaticList};
     use crate::server::Server;
 
     /// A regression: a server that went away as soon as its connection was up got no go-away, and
@@ -156,7 +158,8 @@ mod tests {
         let server = Server::builder().bind("mem://stop-serving-parted").await.unwrap();
         tokio::spawn(server.serve());
         let channel = Channel::builder().serve_with(Server::builder());
-        let servers = StaticList::new(["mem://stop-serving-parted"]).unwrap();
+        let servers =
+            Once(StaticList::new(["mem://stop-serving-parted"]).unwrap(), AtomicBool::new(false));
         let channel = channel.connect_balanced(servers).unwrap();
         let Targets::Several(balancer) = &channel.shared.targets else { panic!("it has a name") };
         let mut state = channel.state();
@@ -217,6 +220,22 @@ mod tests {
         let connection = member.connection().clone().expect("it is up");
         assert!(channel.stop_serving(Duration::MAX).await, "nobody has called");
         assert!(is_told(&connection));
+    }
+
+    /// A list that is known once only: whoever asks again learns nothing.
+    struct Once(StaticList, AtomicBool);
+
+    impl Resolve for Once {
+        fn name(&self) -> String {
+            self.0.name()
+        }
+
+        fn resolve(&self) -> Resolving<'_> {
+            if self.1.swap(true, Ordering::Relaxed) {
+                return Box::pin(async { Err(ResolveError::new("once", "said already")) });
+            }
+            self.0.resolve()
+        }
     }
 
     /// The resolver names this server alone, and the others leave.

@@ -271,12 +271,16 @@ impl Subchannel {
         }
     }
 
-    /// Connects if that is due, without waiting for it.
-    pub(super) fn kick(self: &Arc<Self>) {
-        let starts = self.state.lock().machine.start(clock::now(), false);
+    /// Connects if that is due, without waiting for it. Else it may give when that will be.
+    pub(super) fn kick(self: &Arc<Self>) -> Option<Instant> {
+        let (starts, retry_at) = {
+            let (now, mut state) = (clock::now(), self.state.lock());
+            (state.machine.start(now, false), state.machine.retry_at(now))
+        };
         if starts {
             self.start_connector();
         }
+        retry_at
     }
 
     /// The status of a call that cannot wait any longer, or may not; no byte of it was sent.

@@ -288,8 +288,8 @@ impl ServerBuilder {
     /// Time after which a connection ends, a tenth more or less at random. Default `None`: never.
     /// At least 1 ms; hours or minutes suit most.
     ///
-    /// No call is lost by it. The client gets a go-away, finishes what it has begun, however long
-    /// that takes, and connects again with its next call: perhaps to another server, so that load
+    /// No call is lost by it, however short it is. The client gets a go-away, finishes what it has
+    /// begun, however long that takes, and connects again with its next call: perhaps to another server, so that load
     /// spreads to servers that are new also where clients know one name only. One without
     /// [`reconnect`](crate::ChannelBuilder::reconnect) has ended.
     #[must_use]
