@@ -32,8 +32,8 @@ const UNANSWERED: f64 = 100.0;
 const REFUSED: f64 = 1.0;
 /// Minimum latency assumed while all calls have failed, seconds.
 const FAILED: f64 = 0.05;
-/// Costs below this count as equal: the choice is random.
-const LEAST: f64 = 1e-6;
+/// Costs below this count as equal: the choice is random. An `f32`, as copies of it are.
+pub const LEAST_COST: f64 = 1e-6_f32 as f64;
 
 /// How a call ended, for the estimate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,7 +146,7 @@ impl Latency {
         if self.estimate.is_none() && self.in_flight == 0 {
             return 0.0;
         }
-        (self.decayed(now) * (f64::from(self.in_flight) / weight + 1.0)).max(LEAST)
+        (self.decayed(now) * (f64::from(self.in_flight) / weight + 1.0)).max(LEAST_COST)
     }
 
     /// The estimated latency of a call, seconds.

@@ -70,7 +70,47 @@ impl Quick {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use test_kit::Rng;
+
+    use super::super::outliers::OutlierLimits;
+    use super::super::picker::{CallEnd, pick};
+    use super::super::plan::Plan;
     use super::*;
+
+    /// A regression: the copy of a call that took no time was cheaper than any full look, so that
+    /// one end point got all calls.
+    #[test]
+    fn calls_that_take_no_time_are_shared() {
+        let limits = OutlierLimits { in_a_row: 0, time_out: Duration::ZERO };
+        let (now, plan) = (Instant::now(), Plan::of_equals(2));
+        let mut rng = Rng::new(4);
+        let all: [(Quick, std::cell::Cell<Standing>); 2] = Default::default();
+        let look = |at: usize, random| {
+            let (quick, standing) = &all[at];
+            quick.look(1.0).or_else(|| {
+                let mut known = standing.get();
+                let cost = quick.look_fully(&mut known, Need::Well, now, random, 1.0);
+                standing.set(known);
+                cost
+            })
+        };
+        let mut calls = [0_u32; 2];
+        for _ in 0..10_000 {
+            let random = rng.next();
+            let drawn = plan.draw_two(&(0..2), random).unwrap();
+            let at = pick(drawn, &(0..2), |at| look(at, random)).unwrap();
+            let (quick, standing) = &all[at];
+            let mut known = standing.get();
+            known.on_begin(now);
+            known.on_end(CallEnd::Answered, Duration::ZERO, &limits, now);
+            quick.copy(&known);
+            standing.set(known);
+            calls[at] += 1;
+        }
+        assert!(calls.iter().all(|calls| *calls > 3000), "{calls:?}");
+    }
 
     #[test]
     fn a_copy_is_good_for_some_looks() {

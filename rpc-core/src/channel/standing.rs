@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::backoff::unit;
 use super::outliers::{OutlierLimits, Suspicion, Tally};
-use super::picker::{CallEnd, Latency};
+use super::picker::{CallEnd, LEAST_COST, Latency};
 
 /// The weight of the last outcome in the share of failures.
 const OF_LAST: f64 = 1.0 / 16.0;
@@ -129,7 +129,8 @@ impl Standing {
     /// The latency after a call has begun or ended; `None`: it says too little of the cost.
     #[must_use]
     pub fn plain_latency(&self) -> Option<f64> {
-        self.latency.load().1.filter(|_| self.is_plain())
+        let latency = self.latency.load().1.filter(|_| self.is_plain())?;
+        Some(latency.max(LEAST_COST))
     }
 
     /// Whether latency and calls in flight are all that counts.
