@@ -97,7 +97,13 @@ mod tests {
             })
         };
         let mut calls = [0_u32; 2];
-        for _ in 0..10_000 {
+        for turn in 0..10_000 {
+            if turn == 100 {
+                // As of one that was not drawn for a while: its next look is a full one.
+                (0..LOOKS).for_each(|_| {
+                    let _used = all[1].0.look(1.0);
+                });
+            }
             let random = rng.next();
             let drawn = plan.draw_two(&(0..2), random).unwrap();
             let at = pick(drawn, &(0..2), |at| look(at, random)).unwrap();

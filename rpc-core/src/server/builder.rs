@@ -289,9 +289,9 @@ impl ServerBuilder {
     /// At least 1 ms; hours or minutes suit most.
     ///
     /// No call is lost by it, however short it is. The client gets a go-away, finishes what it has
-    /// begun, however long that takes, and connects again with its next call: perhaps to another server, so that load
-    /// spreads to servers that are new also where clients know one name only. One without
-    /// [`reconnect`](crate::ChannelBuilder::reconnect) has ended.
+    /// begun, however long that takes, and connects again with its next call: perhaps to another
+    /// server, so that load spreads to servers that are new also where clients know one name only.
+    /// One without [`reconnect`](crate::ChannelBuilder::reconnect) has ended.
     #[must_use]
     pub fn max_connection_age(mut self, limit: impl Into<Option<Duration>>) -> Self {
         self.config.max_connection_age = limit.into();
