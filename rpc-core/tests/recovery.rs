@@ -66,7 +66,7 @@ struct Member {
     stats: Option<StatsHandle>,
 }
 
-/// A registry that tells its set.
+/// A registry that reports each set by itself.
 #[derive(Clone, Default)]
 struct Registry(Arc<Mutex<Book>>);
 
@@ -410,7 +410,7 @@ static ROWS: &[Row] = &[
 ];
 
 #[tokio::test(start_paused = true)]
-async fn each_rule_lets_a_server_have_its_share_again() {
+async fn each_rule_gives_a_server_back() {
     let mut wrong = Vec::new();
     for row in ROWS {
         let mut world = World::new(row).await;

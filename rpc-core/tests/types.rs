@@ -313,7 +313,7 @@ trait Unwritten {
 /// A regression: what was found as such a value was written had another code than the types have
 /// that are looked at first.
 #[tokio::test]
-async fn a_value_of_a_refused_type_changes_no_code() {
+async fn no_value_changes_a_refusals_code() {
     let channel = Channel::builder().to(fine::ValuesServer::new(fine::It)).await.unwrap();
     let client = UnwrittenClient::new(channel);
     let flat = || Flat { id: 1, inner: Inner { x: 2 } };

@@ -11,8 +11,8 @@
 //!    [`SETTLED_AFTER`] counts as a failure, except that the first of these in a row is followed by
 //!    an attempt at once: a server that accepts and dies is not stormed.
 //! 4. A connection that has served and ends in order is no failure, however short it was.
-//! 5. Each attempt was asked for, by a waiting call or by [`Connectivity::start`]. Who is not asked
-//!    for stays as it is; [`Connectivity::retry_at`] says when to ask again.
+//! 5. Each attempt was asked for, by a waiting call or by [`Connectivity::start`]. Without that an
+//!    end point stays as it is; [`Connectivity::retry_at`] says when to ask again.
 
 use std::time::{Duration, Instant};
 
@@ -145,7 +145,7 @@ impl Connectivity {
             _ => false,
         };
         let starts = is_of_use && !self.runs;
-        // Of a connector that runs as well: the call for which it does may go.
+        // Also of a connector that runs: the call that it runs for may go away.
         self.owes_attempt |= starts || is_of_use && !waits;
         self.runs |= starts;
         starts
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_missing_can_be_asked_for_again() {
+    fn a_missing_end_point_can_be_wanted_again() {
         let (mut machine, now) = (machine(), Instant::now());
         assert!(machine.start(now, true));
         assert_eq!(machine.step(now, true), Step::Connect(1));

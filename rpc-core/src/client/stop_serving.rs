@@ -222,7 +222,7 @@ mod tests {
         assert!(is_told(&connection));
     }
 
-    /// A list that is known once only: whoever asks again learns nothing.
+    /// A list that is known once: later questions fail.
     struct Once(StaticList, AtomicBool);
 
     impl Resolve for Once {

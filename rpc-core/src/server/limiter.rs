@@ -273,7 +273,7 @@ mod tests {
 
     /// Calls that take longer from one moment on: a cold cache, or another mix of methods.
     #[test]
-    fn a_server_serves_all_it_can_a_minute_later() {
+    fn a_minute_later_a_server_does_its_best() {
         for (least, factor, workers, is_even) in [1, 4, 8, 32].into_iter().flat_map(|least| {
             let ways = [(64, true), (64, false), (8, false)];
             let steps = [2, 3, 20].into_iter();

@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_to_be_a_pod_stands_alone() {
+    fn an_address_without_a_pod_stands_alone() {
         let nobody = of_pods("x", "IPv4", &[("", "10.0.0.1"), ("", "10.0.0.2")]);
         assert_eq!(shown(&listed("rpc", &[nobody])).len(), 2);
         let mut names = listed("rpc", &[of_pods("x", "FQDN", &[("a", "kv.example")])]);

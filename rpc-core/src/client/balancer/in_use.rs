@@ -1,13 +1,13 @@
-//! Members that are missing are tried again while the channel is in use, whoever gets its calls.
+//! Reconnects missing members while the channel is in use.
 //!
 //! Owns whether the channel is in use: a call has begun in the last [`LOOK`] or two, is in flight,
 //! or waits. Between two looks a call leaves a mark, and no more.
 //!
 //! Invariants:
 //! 1. While the channel is in use, each member without a connection is tried again by the end of
-//!    its own backoff, and the resolver is asked, too. Neither depends on who is chosen for calls:
-//!    those that are missing are not chosen.
-//! 2. On behalf of a channel that is not in use nobody is tried.
+//!    its own backoff, and the resolver is asked, too. Neither depends on the members that are
+//!    chosen for calls: a missing one is not chosen.
+//! 2. While the channel is not in use, no member is tried.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -41,7 +41,7 @@ impl Balancer {
         self.demand.tell();
     }
 
-    /// Tries those again that are missing. Gives when there is more to do.
+    /// Tries the missing members again. Returns when there is more to do.
     pub(super) fn bring_back(self: &Arc<Self>, now: Instant) -> Option<Instant> {
         let members = self.members.load();
         let look_at = self.look(&members, now)?;
@@ -72,7 +72,7 @@ impl Balancer {
         resolution.look_at
     }
 
-    /// For a call to [`Channel::kick`](crate::Channel::kick): what a call would do.
+    /// Connects as a call would: [`Channel::kick`](crate::Channel::kick).
     pub(in crate::client) fn kick(self: &Arc<Self>) {
         self.mark();
         self.refresh();
