@@ -33,7 +33,8 @@ const WATCH_LEEWAY: Duration = Duration::from_secs(10);
 static BAD_SLICES: LogLimit = LogLimit::new("EndpointSlices that are left out in part");
 
 /// The pods behind a Kubernetes service, from its EndpointSlices, which are watched: those that are
-/// ready, and those that are about to end as draining.
+/// ready, and those that are about to end as draining. A pod of a service with two IP families is
+/// one server, at its IPv4 address.
 ///
 /// The pod's service account needs the verbs `list` and `watch` of `endpointslices` in the group
 /// `discovery.k8s.io`. Its token is read for each request, since it is replaced from time to time.
