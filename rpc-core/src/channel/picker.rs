@@ -32,8 +32,9 @@ const UNANSWERED: f64 = 100.0;
 const REFUSED: f64 = 1.0;
 /// Minimum latency assumed while all calls have failed, seconds.
 const FAILED: f64 = 0.05;
-/// Costs below this count as equal: the choice is random. An `f32`, as copies of it are.
-pub const LEAST_COST: f64 = 1e-6_f32 as f64;
+/// Costs below this count as equal: the choice is random. A number that copies of it, which are
+/// `f32`, hold exactly.
+pub const LEAST_COST: f64 = 1.000_001e-6_f32 as f64;
 
 /// How a call ended, for the estimate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
