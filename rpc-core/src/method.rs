@@ -49,6 +49,7 @@ pub struct MethodDescriptor {
     index: AtomicU32,
     trace: Option<fn(&mut Tracer)>,
     schema: OnceLock<Option<Schema>>,
+    graph: OnceLock<Option<rpc_schema::Schema>>,
     own_types: OnceLock<Option<OwnTypes>>,
     /// 0: not known yet.
     hash: AtomicU64,
@@ -108,6 +109,7 @@ impl MethodDescriptor {
             index: AtomicU32::new(0),
             trace: None,
             schema: OnceLock::new(),
+            graph: OnceLock::new(),
             own_types: OnceLock::new(),
             hash: AtomicU64::new(0),
             head: OnceLock::new(),
@@ -303,17 +305,17 @@ impl MethodDescriptor {
     }
 
     /// Its types as a graph; `None` for a method that is not described, and for types that panic
-    /// when they are looked at or have no finite value. The types are looked at anew each time,
-    /// which takes microseconds for a small one.
+    /// when they are looked at or have no finite value. They are looked at once for each process.
     #[must_use]
-    pub fn types(&self) -> Option<rpc_schema::Schema> {
-        match self.compared() {
+    pub fn types(&'static self) -> Option<&'static rpc_schema::Schema> {
+        let find = || match self.compared() {
             Some(trace) => graph(trace, self.arguments),
             None => {
                 let lines = self.schema.get()?.as_ref()?.lines();
                 Some(rpc_schema::Schema::from_lines(lines, self.arguments))
             }
-        }
+        };
+        self.graph.get_or_init(find).as_ref()
     }
 
     /// Shows its types, unless the codec makes it needless to compare them.
@@ -326,7 +328,10 @@ impl MethodDescriptor {
     #[cold]
     pub(crate) fn own_types(&'static self) -> Option<&'static OwnTypes> {
         self.own_types
-            .get_or_init(|| own_types(self.compared()?, self.signature, self.arguments))
+            .get_or_init(|| {
+                self.compared()?;
+                own_types(self.types()?, self.signature, self.arguments)
+            })
             .as_ref()
     }
 

@@ -90,7 +90,7 @@ fn types_of(service: &ServiceDescriptor) -> Result<Services, SchemaError> {
     for &method in service.methods {
         let name = method.name.rsplit('.').next().unwrap_or(method.name);
         let kind = Kind::new(method.streams.arguments, method.streams.results);
-        let schema = method.types().unwrap_or_default();
+        let schema = method.types().cloned().unwrap_or_default();
         let method = Method { kind, signature: method.signature.to_owned(), schema };
         found.add(service.name, name, method).map_err(|error| unwritable(&error))?;
     }

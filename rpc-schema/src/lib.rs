@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod agree;
 pub mod changes;
 pub mod hash;
 pub mod lines;

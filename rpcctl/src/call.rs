@@ -51,10 +51,10 @@ impl Parts {
 
 pub(crate) async fn call(options: &Call, common: &Common) -> Result<()> {
     let target = Target::connect(&options.address, common).await?;
-    let info = target.method(&options.method).await?;
-    let (types, lines) = (target.types(&info).await?, target.schema(&info.name).await?);
-    let parts: &'static Parts = Box::leak(Box::new(Parts::new(&info, types)?));
-    parts.check(&info)?;
+    let description = target.method(&options.method).await?;
+    let info = &description.info;
+    let parts: &'static Parts = Box::leak(Box::new(Parts::new(&description)?));
+    parts.check(info)?;
     let json = match options.json.as_deref() {
         Some("-") if info.streams_arguments => {
             bail!("stdin carries the items of {}: pass the arguments as --json '{{..}}'", info.name)
@@ -71,7 +71,7 @@ pub(crate) async fn call(options: &Call, common: &Common) -> Result<()> {
     let arguments: Vec<_> = parts.schema.arguments().collect();
     let arguments = read_arguments(&parts.schema, &arguments, &json);
     let arguments = arguments.map_err(|error| anyhow!("--json: {error}"))?;
-    let (method, timeout) = (descriptor(&info, lines)?, common.timeout);
+    let (method, timeout) = (descriptor(&description)?, common.timeout);
     let channel = &target.channel;
     match (parts.sent_item.filter(|_| info.streams_arguments), info.streams_results) {
         (None, _) if info.streams_arguments => {

@@ -4,11 +4,12 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use anyhow::{Context, Result};
-use rpc_core::reflect::{MethodInfo, ServiceInfo};
+use rpc_core::reflect::{MethodDescription, MethodInfo, ServiceInfo};
 use rpc_core::text::{is_printable, printable};
 use rpc_schema::lines::{ARGUMENTS, named};
 use serde_json::{Map, Value};
 
+use crate::dynamic::types;
 use crate::json::example;
 use crate::options::{Common, Describe, List, Output};
 use crate::target::Target;
@@ -82,14 +83,14 @@ pub(crate) async fn describe(options: &Describe, common: &Common) -> Result<()> 
 
 async fn one_method(
     target: &Target,
-    method: &MethodInfo,
+    description: &MethodDescription,
     output: Output,
     out: &mut impl Write,
 ) -> Result<()> {
-    let lines = target.schema(&method.name).await?;
+    let MethodDescription { info: method, lines, .. } = description;
     if output == Output::Json {
         let mut object = serde_json::to_value(method).context("a method")?;
-        object["schema"] = Value::from(lines);
+        object["schema"] = Value::from(lines.as_slice());
         writeln!(out, "{}", json(&object)?)?;
         return Ok(());
     }
@@ -104,7 +105,7 @@ async fn one_method(
     for [path, what] in &rows {
         let _ = writeln!(text, "  {path:widest$}  {what}");
     }
-    let schema = target.types(method).await?;
+    let schema = types(description)?;
     let mut examples: Map<String, Value> =
         method.arguments.iter().map(|name| (name.clone(), Value::Null)).collect();
     for (name, id) in schema.arguments() {

@@ -1,17 +1,22 @@
 //! Methods that are unknown to this program, called by the server's description of their types.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use rpc_core::codec::{Scratch, Tail};
-use rpc_core::reflect::MethodInfo;
+use rpc_core::reflect::{MethodDescription, MethodInfo};
 use rpc_core::service::{
     Decoding, LearntMethod, Message, MethodDescriptor, ReplyKind, ReplyParts, TooManyMethods,
 };
+use rpc_core::text::printable;
 use rpc_core::{Bulk, CallError, Codec, Metadata, Status};
 use rpc_schema::schema::{Id, Root, Schema};
+use rpc_schema::text::parse;
 use rpc_schema::value::Seed;
 use serde_json::Value;
 
 use crate::json::Json;
+
+/// Maximum length of what is shown of an error about a server's description, bytes.
+const MAX_SHOWN_BYTES: usize = 512;
 
 /// A received value, encoded.
 pub(crate) struct Body {
@@ -67,22 +72,41 @@ pub(crate) fn item(
     Ok(Body { codec, message, metadata: Metadata::new() })
 }
 
-/// The descriptor of a method. A server whose types are not those of `lines` refuses its calls.
+/// The descriptor of a method. A server whose types are not those of the description refuses its
+/// calls.
 ///
 /// # Errors
 /// The process has learnt too many methods.
 pub(crate) fn descriptor(
-    info: &MethodInfo,
-    lines: Vec<String>,
+    description: &MethodDescription,
 ) -> Result<&'static MethodDescriptor, TooManyMethods> {
+    let MethodDescription { info, lines, .. } = description;
     let mut method = LearntMethod::new(&info.name, &info.signature);
     method.arguments.clone_from(&info.arguments);
-    method.lines = lines;
+    method.lines.clone_from(lines);
     method.idempotent = info.idempotent;
     method.streams_arguments = info.streams_arguments;
     method.streams_results = info.streams_results;
     method.idle_deadline = info.idle_deadline;
     method.descriptor()
+}
+
+/// The types in a description. They are those that a server compares: the lines and the schema
+/// agree. Empty if the server does not describe them.
+pub(crate) fn types(description: &MethodDescription) -> Result<Schema> {
+    let MethodDescription { info, lines, types, .. } = description;
+    let wrongly = |why: String| {
+        let why = printable(&why).at_most(MAX_SHOWN_BYTES).to_string();
+        anyhow!("the server describes the types of {} wrongly: {why}", printable(&info.name))
+    };
+    if types.is_empty() {
+        return Ok(Schema::default());
+    }
+    let schema = parse(types).map_err(|error| wrongly(error.to_string()))?;
+    match schema.disagreement(lines, &info.arguments) {
+        None => Ok(schema),
+        Some(path) => Err(wrongly(format!("in two ways, which differ at `{path}`"))),
+    }
 }
 
 /// The types of a method.
@@ -96,7 +120,8 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    pub(crate) fn new(info: &MethodInfo, schema: Schema) -> Result<Self> {
+    pub(crate) fn new(description: &MethodDescription) -> Result<Self> {
+        let (info, schema) = (&description.info, types(description)?);
         if !schema.arguments().map(|(name, _)| name).eq(info.arguments.iter().map(String::as_str)) {
             bail!(
                 "the server does not describe the types of {}, so rpcctl cannot call it",

@@ -6,12 +6,14 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow, bail};
+use rpc_core::reflect::Description;
 use rpc_core::text::printable;
 use rpc_schema::changes::{Change, Outcome, changes};
 use rpc_schema::plan::Problem;
 use rpc_schema::services::{AddError, Kind, Method, Services, parse};
 use serde_json::{Value, json};
 
+use crate::dynamic::types;
 use crate::options::{Common, Output, SchemaDiff, SchemaSave};
 use crate::target::Target;
 use crate::text::{cut, json as line, width};
@@ -109,20 +111,29 @@ async fn of_server(address: &str, common: &Common) -> Result<Services> {
         let error = printable(&error).at_most(MAX_SHOWN_BYTES);
         anyhow!("the server at {address} describes its services wrongly: {error}")
     };
-    for service in target.services().await? {
-        found.add_service(&service.name).map_err(wrong)?;
-        for method in target.methods(&service.name).await? {
-            let schema = target.types(&method).await?;
-            let prefix = format!("{}.", service.name);
-            let name = method.name.strip_prefix(&prefix).ok_or_else(|| {
-                let [method, service] = [&method.name, &service.name].map(|it| cut(it, width()));
-                anyhow!("the server at {address} lists the method {method} in {service}")
-            })?;
-            let kind = Kind::new(method.streams_arguments, method.streams_results);
-            let signature = method.signature.clone();
-            let method = Method { kind, signature, schema };
-            found.add(&service.name, name, method).map_err(wrong)?;
+    // A file of parts of two servers would describe none.
+    let mut service = String::new();
+    let each = |part| {
+        match part {
+            Description::Service(info) => {
+                found.add_service(&info.name).map_err(wrong)?;
+                service = info.name;
+            }
+            Description::Method(method) => {
+                let schema = types(&method)?;
+                let info = method.info;
+                let name = info.name.strip_prefix(&format!("{service}.")).ok_or_else(|| {
+                    let [method, service] = [&info.name, &service].map(|it| cut(it, width()));
+                    anyhow!("the server at {address} lists the method {method} in {service}")
+                })?;
+                let kind = Kind::new(info.streams_arguments, info.streams_results);
+                let method = Method { kind, signature: info.signature, schema };
+                found.add(&service, name, method).map_err(wrong)?;
+            }
+            _ => {}
         }
-    }
+        Ok(())
+    };
+    target.describe("", each).await?;
     Ok(found)
 }

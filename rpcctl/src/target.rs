@@ -3,20 +3,20 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use rpc_core::identity::Protection;
-use rpc_core::reflect::{MethodInfo, ReflectClient, ServiceInfo};
+use rpc_core::reflect::{Description, MethodDescription, MethodInfo, ReflectClient, ServiceInfo};
 use rpc_core::security::Tls;
 use rpc_core::text::printable;
 use rpc_core::{Channel, Code, Codec, Metadata, Status};
 use rpc_discovery::Destination;
-use rpc_schema::Schema;
-use rpc_schema::text::parse;
 
 use crate::options::{CodecName, Common, ProtectionName};
 
 /// Default time limit for connecting, and for each look-up.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum length of what a server describes at once, bytes.
+const MAX_DESCRIBED_BYTES: usize = 256 << 20;
 /// Minimum similarity of a name that is suggested.
 const ALIKE: f64 = 0.75;
 
@@ -73,30 +73,50 @@ impl Target {
         services.map_err(|error| self.no_reflection(error))
     }
 
-    /// The lines that describe the types of a method.
-    pub(crate) async fn schema(&self, method: &str) -> Result<Vec<String>> {
-        let lines = self.reflect().schema(method).timeout(self.timeout).await;
-        lines.map_err(|error| self.no_reflection(error))
+    /// What the server describes under a name, everything for the empty one, each part as it
+    /// arrives. It is one answer of one server: another one may have other types, and no value may
+    /// be read by a mixture of both.
+    pub(crate) async fn describe(
+        &self,
+        name: &str,
+        mut each: impl FnMut(Description) -> Result<()>,
+    ) -> Result<()> {
+        let mut parts = match self.reflect().describe(name).timeout(self.timeout).await {
+            Ok(parts) => parts,
+            Err(error) => return Err(self.no_description(name, error.into()).await),
+        };
+        let mut bytes = 0;
+        while let Some(part) = parts.try_next().await.map_err(|error| self.no_reflection(error))? {
+            bytes += bytes_of(&part);
+            if bytes > MAX_DESCRIBED_BYTES {
+                bail!("the server describes more than {MAX_DESCRIBED_BYTES} bytes");
+            }
+            each(part)?;
+        }
+        Ok(())
     }
 
-    /// The types of a method. A server of an earlier version only describes them by lines.
-    pub(crate) async fn types(&self, method: &MethodInfo) -> Result<Schema> {
-        let text = match self.reflect().types(&method.name).timeout(self.timeout).await {
-            Ok(text) => text,
-            Err(error) if Status::from(error.clone()).code() == Code::Unimplemented => {
-                let lines = self.schema(&method.name).await?;
-                return Ok(Schema::from_lines(&lines, &method.arguments));
+    async fn no_description(&self, name: &str, status: Status) -> anyhow::Error {
+        match status.code() {
+            Code::NotFound => self.no_method(name).await,
+            Code::Unimplemented if self.services().await.is_ok() => anyhow!(
+                "the server at {} is of an earlier version than rpcctl: it lacks \
+                 `rpc.Reflect.describe`",
+                self.address
+            ),
+            _ => self.no_reflection(status),
+        }
+    }
+
+    /// The error for an unknown name, which suggests a similar one.
+    async fn no_method(&self, name: &str) -> anyhow::Error {
+        let service = name.rsplit_once('.').map_or(name, |(service, _)| service);
+        match self.methods(service).await {
+            Ok(methods) => {
+                unknown("method", name, methods.iter().map(|method| method.name.as_str()))
             }
-            Err(error) => return Err(self.no_reflection(error)),
-        };
-        parse(&text).map_err(|error| {
-            let error = error.to_string();
-            anyhow!(
-                "the server describes the types of {} wrongly: {}",
-                method.name,
-                printable(&error)
-            )
-        })
+            Err(error) => error,
+        }
     }
 
     /// Explains the refusal of a built-in service.
@@ -136,15 +156,39 @@ impl Target {
     }
 
     /// A method by its name, `Service.method`.
-    pub(crate) async fn method(&self, name: &str) -> Result<MethodInfo> {
-        let (service, _) = name
-            .rsplit_once('.')
-            .ok_or_else(|| anyhow!("`{name}` is not a method: expected SERVICE.METHOD"))?;
-        let methods = self.methods(service).await?;
-        let names: Vec<String> = methods.iter().map(|method| method.name.clone()).collect();
-        let found = methods.into_iter().find(|method| method.name == name);
-        found.ok_or_else(|| unknown("method", name, names.iter().map(String::as_str)))
+    pub(crate) async fn method(&self, name: &str) -> Result<MethodDescription> {
+        if !name.contains('.') {
+            bail!("`{name}` is not a method: expected SERVICE.METHOD");
+        }
+        let mut found = None;
+        let each = |part| {
+            found = match part {
+                Description::Method(method) if method.info.name == name => Some(method),
+                _ => None,
+            };
+            Ok(())
+        };
+        self.describe(name, each).await?;
+        match found {
+            Some(method) => Ok(method),
+            None => Err(self.no_method(name).await),
+        }
     }
+}
+
+/// About how much memory a part of a description takes, bytes.
+fn bytes_of(part: &Description) -> usize {
+    let texts = |all: &[String]| all.iter().map(|it| size_of::<String>() + it.len()).sum::<usize>();
+    size_of::<Description>()
+        + match part {
+            Description::Service(ServiceInfo { name, docs, methods, .. }) => {
+                name.len() + docs.len() + texts(methods)
+            }
+            Description::Method(MethodDescription { info, lines, types, .. }) => {
+                info.docs.len() + texts(&info.arguments) + texts(lines) + types.len()
+            }
+            _ => 0,
+        }
 }
 
 fn client_tls(directory: &Path, common: &Common) -> Result<Tls> {

@@ -9,7 +9,7 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use rpc_core::Server;
-//! use rpc_core::reflect::ReflectClient;
+//! use rpc_core::reflect::{Description, ReflectClient};
 //!
 //! /// Says good day.
 //! #[rpc_core::service]
@@ -29,9 +29,11 @@
 //! let method = &reflect.methods("Greeter").await?[0];
 //! assert_eq!((&*method.name, &*method.signature), ("Greeter.greet", "(str) -> str"));
 //! assert_eq!((&method.arguments[..], &*method.docs), (&["name".to_owned()][..], "In English."));
-//! assert_eq!(reflect.schema("Greeter.greet").await?, ["0: str", "result: str"]);
-//! let types = "argument name: #0\nresult: #0\n#0 str\n";
-//! assert_eq!(reflect.types("Greeter.greet").await?, types);
+//!
+//! let mut found = reflect.describe("Greeter.greet").await?;
+//! let Some(Description::Method(greet)) = found.try_next().await? else { panic!() };
+//! assert_eq!((&greet.info, &greet.lines[..]), (method, &["0: str".into(), "result: str".into()][..]));
+//! assert_eq!(greet.types, "argument name: #0\nresult: #0\n#0 str\n");
 //! # Ok(()) }
 //! ```
 
@@ -40,14 +42,19 @@ use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 
+use crate::layout::Schema;
 use crate::service::{MethodDescriptor, ServiceDescriptor};
 use crate::stats::handle::WeakStatsHandle;
 use crate::stats::{ConnectionStats, ConvertedStats, Histogram, MethodStats, ServerStats};
 use crate::status::Status;
+use crate::stream::{self, Stream};
 use crate::text::printable;
 
 /// Maximum length of a requested name that is repeated in an error, bytes.
 const MAX_SHOWN_BYTES: usize = 128;
+/// Maximum length of a method's described types, bytes. A method with longer ones is described
+/// without types, so that a message has room for it.
+const MAX_TYPES_BYTES: usize = 1 << 20;
 
 /// A service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,6 +66,16 @@ pub struct ServiceInfo {
     pub docs: String,
     /// The names of its methods, each `Service.method`.
     pub methods: Vec<String>,
+}
+
+impl ServiceInfo {
+    fn of(service: &ServiceDescriptor) -> Self {
+        Self {
+            name: service.name.to_owned(),
+            docs: service.docs.to_owned(),
+            methods: service.methods.iter().map(|method| method.name.to_owned()).collect(),
+        }
+    }
 }
 
 /// A method.
@@ -104,6 +121,45 @@ impl MethodInfo {
     }
 }
 
+/// A method with its types.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct MethodDescription {
+    /// The method without its types.
+    pub info: MethodInfo,
+    /// The encoding of its types: a line for each part, with its path and its kind. Paths of
+    /// arguments begin with their position, other paths with `result`, `error`, `sent item`, `item`
+    /// or `refusal`. The server compares callers by these lines
+    /// ([`LearntMethod`](crate::service::LearntMethod)). Empty without the macro's description.
+    pub lines: Vec<String>,
+    /// The same types as the text of an `rpc_schema::Schema`: also the aliases and the defaults of
+    /// fields. Empty without the macro's description.
+    pub types: String,
+}
+
+impl MethodDescription {
+    fn of(method: &'static MethodDescriptor) -> Self {
+        let info = MethodInfo::of(method);
+        let types = method.types().map(ToString::to_string).unwrap_or_default();
+        let lines = method.schema().map_or(&[][..], Schema::lines);
+        let bytes = types.len() + lines.iter().map(String::len).sum::<usize>();
+        match bytes <= MAX_TYPES_BYTES {
+            true => Self { info, lines: lines.to_vec(), types },
+            false => Self { info, lines: Vec::new(), types: String::new() },
+        }
+    }
+}
+
+/// A part of what a server serves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Description {
+    /// A service.
+    Service(ServiceInfo),
+    /// A method.
+    Method(MethodDescription),
+}
+
 /// Describes the services of a server.
 #[crate::service(crate = crate, name = "rpc.Reflect")]
 pub trait Reflect {
@@ -115,18 +171,11 @@ pub trait Reflect {
     #[rpc(idempotent)]
     async fn methods(&self, service: &str) -> Result<Vec<MethodInfo>, Status>;
 
-    /// The encoding of the types of a method, `Service.method`: a line for each part, with its path
-    /// and its kind. Paths of arguments begin with their position, other paths with `result`,
-    /// `error`, `sent item`, `item` or `refusal`. Empty for a method without the macro's
-    /// description. An unknown method is `NotFound`.
-    #[rpc(idempotent)]
-    async fn schema(&self, method: &str) -> Result<Vec<String>, Status>;
-
-    /// The types of a method, `Service.method`, as the text of an `rpc_schema::Schema`: also the
-    /// aliases and the defaults of fields. Empty for a method without the macro's description. An
-    /// unknown method is `NotFound`.
-    #[rpc(idempotent, spawn)]
-    async fn types(&self, method: &str) -> Result<String, Status>;
+    /// What has that name: a method, a service followed by its methods, or all services for the
+    /// empty name. It is one answer of one server, unlike several calls of a balanced channel. An
+    /// unknown name is `NotFound`.
+    #[rpc(spawn, stream_deadline = "idle")]
+    async fn describe(&self, name: &str) -> Result<impl Stream<Item = Description>, Status>;
 }
 
 /// Describes services, including itself, so it gets their descriptors after it has become one of
@@ -144,11 +193,6 @@ impl Reflection {
         self.0.get().map_or(&[], |services| services)
     }
 
-    fn method(&self, name: &str) -> Result<&'static MethodDescriptor, Status> {
-        let mut methods = self.all().iter().flat_map(|service| service.methods);
-        methods.find(|it| it.name == name).copied().ok_or_else(|| self.not_found("method", name))
-    }
-
     fn not_found(&self, what: &str, name: &str) -> Status {
         let shown = printable(name).at_most(MAX_SHOWN_BYTES);
         let names: Vec<_> = self.all().iter().map(|service| service.name).collect();
@@ -161,12 +205,7 @@ impl Reflection {
 
 impl Reflect for Reflection {
     async fn services(&self) -> Vec<ServiceInfo> {
-        let info = |service: &&'static ServiceDescriptor| ServiceInfo {
-            name: service.name.to_owned(),
-            docs: service.docs.to_owned(),
-            methods: service.methods.iter().map(|method| method.name.to_owned()).collect(),
-        };
-        self.all().iter().map(info).collect()
+        self.all().iter().map(|service| ServiceInfo::of(service)).collect()
     }
 
     async fn methods(&self, service: &str) -> Result<Vec<MethodInfo>, Status> {
@@ -175,14 +214,37 @@ impl Reflect for Reflection {
         Ok(found.methods.iter().map(|method| MethodInfo::of(method)).collect())
     }
 
-    async fn types(&self, method: &str) -> Result<String, Status> {
-        let graph = self.method(method)?.types();
-        Ok(graph.map(|graph| graph.to_string()).unwrap_or_default())
+    async fn describe(&self, name: &str) -> Result<impl Stream<Item = Description>, Status> {
+        let all = || self.all().iter().copied();
+        let services: Vec<_> = all().filter(|it| name.is_empty() || it.name == name).collect();
+        let mut found: Vec<Found> = Vec::new();
+        for service in services {
+            found.push(Found::Service(service));
+            found.extend(service.methods.iter().copied().map(Found::Method));
+        }
+        if found.is_empty() {
+            let methods = all().flat_map(|service| service.methods.iter().copied());
+            found.extend(methods.filter(|it| it.name == name).map(Found::Method));
+        }
+        match found.is_empty() && !name.is_empty() {
+            true => Err(self.not_found("service or method", name)),
+            false => Ok(stream::iter(found.into_iter().map(Found::describe))),
+        }
     }
+}
 
-    async fn schema(&self, method: &str) -> Result<Vec<String>, Status> {
-        let found = self.method(method)?;
-        Ok(found.schema().map(|schema| schema.lines().to_vec()).unwrap_or_default())
+/// What is to be described.
+enum Found {
+    Service(&'static ServiceDescriptor),
+    Method(&'static MethodDescriptor),
+}
+
+impl Found {
+    fn describe(self) -> Description {
+        match self {
+            Self::Service(service) => Description::Service(ServiceInfo::of(service)),
+            Self::Method(method) => Description::Method(MethodDescription::of(method)),
+        }
     }
 }
 

@@ -278,17 +278,16 @@ pub(crate) fn graph(trace: fn(&mut Tracer), arguments: &[&str]) -> Option<rpc_sc
     Some(rpc_schema::Schema::new(types, roots).ok()?.minimal())
 }
 
-/// The types that `trace` finds, to be compared with those of a peer. `None`: as in [`graph`], or
-/// the schema is longer than is sent.
+/// The types of a method, to be compared with those of a peer. `None`: an argument could not be
+/// looked into, or the schema is longer than is sent.
 pub(crate) fn own_types(
-    trace: fn(&mut Tracer),
+    schema: &rpc_schema::Schema,
     signature: &str,
     arguments: &[&str],
 ) -> Option<OwnTypes> {
-    let schema = graph(trace, arguments)?;
     // An argument that could not be looked into is missing.
     let is_whole = schema.arguments().count() == arguments.len();
-    OwnTypes::new(schema, signature).filter(|_| is_whole)
+    is_whole.then(|| OwnTypes::new(schema.clone(), signature))?
 }
 
 fn shown_difference(difference: &Difference<'_>, arguments: &[&str]) -> String {

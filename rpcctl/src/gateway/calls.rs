@@ -61,11 +61,11 @@ pub(crate) async fn call(
     place: OwnedSemaphorePermit,
 ) -> Response {
     let (head, body) = request.into_parts();
-    let said = match said(&head.headers, gateway.timeout, method.info.streams_arguments) {
+    let said = match said(&head.headers, gateway.timeout, method.info().streams_arguments) {
         Ok(said) => said,
         Err(response) => return *response,
     };
-    match method.parts.sent_item.filter(|_| method.info.streams_arguments) {
+    match method.parts.sent_item.filter(|_| method.info().streams_arguments) {
         Some(id) => with_upload(&gateway, &method, said, (body, id), place).await,
         None => whole(&gateway, &method, said, body, place).await,
     }
@@ -92,7 +92,7 @@ async fn whole(
         Ok(arguments) => arguments,
         Err(text) => return refusal(StatusCode::BAD_REQUEST, text),
     };
-    let failed = if method.info.streams_results {
+    let failed = if method.info().streams_results {
         match open(gateway, method, &said, &arguments, NoUpload::default()).await {
             Ok(items) => return streamed(parts, items, said.wants_events, place),
             Err(error) => (error, parts.refusal),
@@ -145,7 +145,7 @@ async fn with_upload(
         value.map_err(|why| Status::invalid_argument(format!("line {}: {why}", at + 2)))
     });
     let upload = Upload::new(items, |item: Data, encoder| encoder.put(item));
-    let failed = if method.info.streams_results {
+    let failed = if method.info().streams_results {
         match open(gateway, method, &said, &arguments, upload).await {
             Ok(items) => return streamed(parts, items, said.wants_events, place),
             Err(error) => (error, parts.refusal),

@@ -1,19 +1,21 @@
 //! The methods of the server, as far as they were described.
 //!
-//! A server whose types have changed since then refuses the call before a handler runs. The method
-//! is then looked up again, so nobody reads a value by the wrong types.
+//! Each description is one answer of one server, and a server of other types refuses the call
+//! before a handler runs, so nobody reads a value by the wrong types. The method is then looked up
+//! again.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use rpc_core::reflect::MethodInfo;
+use rpc_core::reflect::{Description, MethodDescription, MethodInfo};
 use rpc_core::service::MethodDescriptor;
 use tokio::sync::Mutex;
 
 use crate::dynamic::{Parts, descriptor};
 use crate::target::Target;
+use crate::text::{cut, width};
 
 /// Most descriptions that are kept in the life of the process, old ones included.
 const MAX_LEARNED: usize = 10_000;
@@ -22,10 +24,16 @@ const SEARCH_EVERY: Duration = Duration::from_secs(1);
 
 /// A method that can be called.
 pub(crate) struct Method {
-    pub(crate) info: MethodInfo,
+    description: MethodDescription,
     pub(crate) descriptor: &'static MethodDescriptor,
     pub(crate) parts: &'static Parts,
-    lines: Vec<String>,
+}
+
+impl Method {
+    /// The method without its types.
+    pub(crate) fn info(&self) -> &MethodInfo {
+        &self.description.info
+    }
 }
 
 /// What is known of a method.
@@ -49,15 +57,29 @@ struct Searches {
 }
 
 impl Catalog {
-    /// Learns all methods of the server.
+    /// Learns all methods of a server. What cannot be learnt is left out: it can still be searched
+    /// for when it is called.
+    ///
+    /// # Errors
+    /// Nothing is described.
     pub(crate) async fn load(&self, target: &Target) -> Result<()> {
         let mut searches = self.searches.lock().await;
-        for service in target.services().await? {
-            for info in target.methods(&service.name).await? {
-                self.learn(target, info, &mut searches).await?;
+        let each = |part| {
+            if let Description::Method(method) = part {
+                let name = cut(&method.info.name, width());
+                if let Err(error) = self.learn(method, &mut searches) {
+                    eprintln!("warning: {name} is left out: {error:#}");
+                }
             }
+            Ok(())
+        };
+        match target.describe("", each).await {
+            Err(error) if !self.all().is_empty() => {
+                eprintln!("warning: not all methods are known yet: {error:#}");
+                Ok(())
+            }
+            described => described,
         }
-        Ok(())
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<Arc<Entry>> {
@@ -76,29 +98,23 @@ impl Catalog {
             bail!("there is no method {name}");
         }
         searches.last = Some(Instant::now());
-        let info = target.method(name).await?;
-        self.learn(target, info, &mut searches).await
+        let method = target.method(name).await?;
+        self.learn(method, &mut searches)
     }
 
     /// Looks a method up again that a call was refused of.
     pub(crate) async fn again(&self, target: &Target, old: &Method) {
         let mut searches = self.searches.lock().await;
         // What is not found stays as it was known.
-        if let Ok(info) = target.method(&old.info.name).await {
-            let _ = self.learn(target, info, &mut searches).await;
+        if let Ok(method) = target.method(&old.info().name).await {
+            let _ = self.learn(method, &mut searches);
         }
     }
 
-    async fn learn(
-        &self,
-        target: &Target,
-        info: MethodInfo,
-        searches: &mut Searches,
-    ) -> Result<Arc<Entry>> {
-        let lines = target.schema(&info.name).await?;
-        let name = info.name.clone();
+    fn learn(&self, description: MethodDescription, searches: &mut Searches) -> Result<Arc<Entry>> {
+        let name = description.info.name.clone();
         if let Some(known) = self.get(&name)
-            && matches!(&*known, Entry::Callable(known) if known.lines == lines && known.info == info)
+            && matches!(&*known, Entry::Callable(known) if known.description == description)
         {
             return Ok(known);
         }
@@ -106,19 +122,18 @@ impl Catalog {
             bail!("the types of the server have changed {MAX_LEARNED} times: restart the gateway");
         }
         searches.learned += 1;
-        let types = target.types(&info).await?;
-        let parts = Parts::new(&info, types).and_then(|parts| {
-            parts.check(&info)?;
-            if info.streams_arguments && parts.sent_item.is_none() {
-                bail!("the server does not describe the items of {}", info.name);
+        let parts = Parts::new(&description).and_then(|parts| {
+            parts.check(&description.info)?;
+            if description.info.streams_arguments && parts.sent_item.is_none() {
+                bail!("the server does not describe the items of {name}");
             }
             Ok(parts)
         });
         let entry = match parts {
             Ok(parts) => {
-                let descriptor = descriptor(&info, lines.clone())?;
+                let descriptor = descriptor(&description)?;
                 let parts = Box::leak(Box::new(parts));
-                Entry::Callable(Arc::new(Method { info, descriptor, parts, lines }))
+                Entry::Callable(Arc::new(Method { description, descriptor, parts }))
             }
             Err(error) => Entry::Unusable(error.to_string()),
         };

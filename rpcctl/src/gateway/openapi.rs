@@ -14,7 +14,7 @@ use super::catalog::Method;
 pub(crate) fn document<'a>(methods: impl Iterator<Item = &'a Method>, server: &str) -> Value {
     let (mut paths, mut components) = (Map::new(), Map::new());
     for method in methods {
-        let name = &method.info.name;
+        let name = &method.info().name;
         let Some((service, short)) = name.rsplit_once('.') else { continue };
         let mut types = Types { name, schema: &method.parts.schema, components: &mut components };
         types.add_components();
@@ -77,7 +77,7 @@ impl Types<'_> {
     }
 
     fn operation(&self, method: &Method, service: &str) -> Value {
-        let info = &method.info;
+        let info = method.info();
         let arguments: Vec<_> = self.schema.arguments().collect();
         let required: Vec<_> = arguments
             .iter()

@@ -12,41 +12,41 @@ use test_kit::Watchdog;
 use crate::World;
 
 /// A gateway in a process of its own.
-struct Gateway {
+pub(crate) struct Gateway {
     child: Child,
     at: String,
 }
 
 /// An answer of HTTP.
 #[derive(Debug)]
-struct Answer {
+pub(crate) struct Answer {
     status: u16,
     head: String,
     body: String,
 }
 
 impl Answer {
-    fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap()
     }
 
     #[track_caller]
-    fn with(self, status: u16) -> Self {
+    pub(crate) fn with(self, status: u16) -> Self {
         assert_eq!(self.status, status, "{self:?}");
         self
     }
 
     /// The text of an error.
-    fn message(&self) -> String {
+    pub(crate) fn message(&self) -> String {
         self.json()["error"]["message"].as_str().unwrap().to_owned()
     }
 }
 
-const JSON: &str = "Content-Type: application/json";
+pub(crate) const JSON: &str = "Content-Type: application/json";
 const LINES: &str = "Content-Type: application/x-ndjson";
 
 impl Gateway {
-    fn start(address: &str, options: &[&str]) -> Self {
+    pub(crate) fn start(address: &str, options: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_rpcctl"))
             .args(["gateway", address, "--listen", "127.0.0.1:0"])
             .args(options)
@@ -67,7 +67,7 @@ impl Gateway {
         stream
     }
 
-    fn ask(&self, line: &str, headers: &[&str], body: &str) -> Answer {
+    pub(crate) fn ask(&self, line: &str, headers: &[&str], body: &str) -> Answer {
         self.ask_as("localhost", line, headers, body)
     }
 

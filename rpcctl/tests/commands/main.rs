@@ -4,6 +4,7 @@
 
 mod certificates;
 mod gateway;
+mod mixed;
 mod reflections;
 mod schemas;
 
@@ -457,6 +458,7 @@ fn a_hostile_server_is_shown_on_printable_lines(scheme: &str) {
     for (command, arguments) in [
         ("describe", &["refused.x"][..]),
         ("describe", &["Other"]),
+        ("call", &["Store.who", "--json", "[\"a\"]"]),
         ("call", &["Store.who", "--json", "[\"a\"]"]),
         ("call", &["Store.who", "--json", "[\"a\"]"]),
     ] {

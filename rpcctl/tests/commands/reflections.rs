@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rpc_core::Status;
-use rpc_core::reflect::{MethodInfo, Reflect, ServiceInfo};
+use rpc_core::reflect::{Description, MethodInfo, Reflect, ServiceInfo};
+use rpc_core::stream::{self, Stream};
 
 /// Reflection that never answers.
 pub(crate) struct Silent;
@@ -17,12 +18,9 @@ impl Reflect for Silent {
         std::future::pending().await
     }
 
-    async fn schema(&self, _: &str) -> Result<Vec<String>, Status> {
-        std::future::pending().await
-    }
-
-    async fn types(&self, _: &str) -> Result<String, Status> {
-        std::future::pending().await
+    async fn describe(&self, _: &str) -> Result<impl Stream<Item = Description>, Status> {
+        std::future::pending::<()>().await;
+        Ok(stream::iter([]))
     }
 }
 
@@ -51,26 +49,36 @@ impl Reflect for Hostile {
         if service.starts_with("refused") {
             return Err(Status::internal(format!("no{ESCAPES}{}", "x".repeat(4000))));
         }
-        let info = serde_json::json!({
-            "name": "Store.who", "signature": format!("(str) -> str{ESCAPES}"),
-            "arguments": [format!("key{ESCAPES}")], "docs": format!("docs{ESCAPES}"),
-            "idempotent": false, "no_cancel": false, "spawn": false,
-            "streams_arguments": false, "streams_results": false, "idle_deadline": false,
-        });
-        Ok(vec![serde_json::from_value(info).unwrap()])
+        Ok(vec![who()])
     }
 
-    async fn schema(&self, _: &str) -> Result<Vec<String>, Status> {
-        Ok(vec![format!("0: str{ESCAPES}"), format!("result: str{ESCAPES}")])
-    }
-
-    async fn types(&self, _: &str) -> Result<String, Status> {
-        // Every kind of reader of a method meets one of them.
+    async fn describe(&self, name: &str) -> Result<impl Stream<Item = Description>, Status> {
+        if name.starts_with("refused") {
+            return Err(Status::internal(format!("no{ESCAPES}{}", "x".repeat(4000))));
+        }
+        let services = self.services().await.into_iter().take(usize::from(name.is_empty()));
         let text =
             "argument \"key\\u{a}error: forged\\u{1b}[2J\u{202e}\": #0\nresult: #1\n#0 str\n";
-        match self.asked.fetch_add(1, Ordering::Relaxed) % 2 {
-            0 => Ok(format!("{text}#1 unknown \"why\u{202e}\"\n")),
-            _ => Ok(format!("{text}{ESCAPES}")),
-        }
+        let unknown = format!("{text}#1 unknown \"why\u{202e}\"\n");
+        let lines = |result: &str| vec!["0: str".to_owned(), format!("result: {result}")];
+        // Every kind of reader of a method meets one of them.
+        let (lines, types) = match self.asked.fetch_add(1, Ordering::Relaxed) % 3 {
+            0 => (lines("str"), unknown),
+            1 => (lines("str"), format!("{text}{ESCAPES}")),
+            _ => (vec![format!("0: str{ESCAPES}"), format!("result: str{ESCAPES}")], unknown),
+        };
+        let method = serde_json::json!({ "info": who(), "lines": lines, "types": types });
+        let method = Description::Method(serde_json::from_value(method).unwrap());
+        Ok(stream::iter(services.map(Description::Service).chain([method])))
     }
+}
+
+fn who() -> MethodInfo {
+    let info = serde_json::json!({
+        "name": "Store.who", "signature": format!("(str) -> str{ESCAPES}"),
+        "arguments": [format!("key{ESCAPES}")], "docs": format!("docs{ESCAPES}"),
+        "idempotent": false, "no_cancel": false, "spawn": false,
+        "streams_arguments": false, "streams_results": false, "idle_deadline": false,
+    });
+    serde_json::from_value(info).unwrap()
 }

@@ -105,12 +105,12 @@ impl Drop for Saved {
     }
 }
 
-fn world(stock: impl Dispatch) -> World {
+pub(crate) fn world(stock: impl Dispatch) -> World {
     World::start("shm", |builder| builder.reflection().add_service(stock))
 }
 
 /// The exit code, stdout and stderr.
-fn schema(arguments: &[&str]) -> (Option<i32>, String, String) {
+pub(crate) fn schema(arguments: &[&str]) -> (Option<i32>, String, String) {
     let ended = Command::new(env!("CARGO_BIN_EXE_rpcctl")).arg("schema").args(arguments).output();
     let ended = ended.unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();

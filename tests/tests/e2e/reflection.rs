@@ -1,6 +1,6 @@
 //! `rpc.Reflect` and `rpc.Stats`: a server's reports about itself.
 
-use rpc_core::reflect::{ReflectClient, StatsClient};
+use rpc_core::reflect::{Description, ReflectClient, StatsClient};
 use rpc_core::stream::{self, Stream, Streaming};
 use rpc_core::{Channel, Code, PollMode, ServerBuilder, Status};
 use tests::limit::patient_channel;
@@ -10,6 +10,7 @@ use tokio::task::JoinHandle;
 on_every_device! {
     services_and_methods_are_described_as_written,
     schemas_are_those_of_the_types,
+    services_come_before_their_methods,
     unknown_names_list_the_known_ones,
     the_stats_of_a_server_count_its_calls,
     a_server_tells_nothing_unasked,
@@ -102,27 +103,58 @@ async fn services_and_methods_are_described_as_written(scheme: Scheme) {
     assert!(running.streams_arguments && running.streams_results && running.idle_deadline);
 }
 
+/// All that is described under a name.
+async fn described(reflect: &ReflectClient, name: &str) -> Result<Vec<Description>, Status> {
+    let (mut all, mut parts) = (Vec::new(), reflect.describe(name).await?);
+    while let Some(part) = parts.try_next().await? {
+        all.push(part);
+    }
+    Ok(all)
+}
+
 async fn schemas_are_those_of_the_types(scheme: Scheme) {
     let (_here, reflect) = Here::reflecting(scheme).await;
-    let add = reflect.schema("Adder.add").await.expect("known");
-    assert_eq!(add, ["0: u64", "1: option", "1?: u64", "result: u64"]);
-    let running = reflect.schema("Adder.running").await.expect("known");
-    assert_eq!(running, ["0: u64", "sent item: u64", "item: u64"]);
-    let add = reflect.types("Adder.add").await.expect("known");
+    let add = described(&reflect, "Adder.add").await.expect("known");
+    let [Description::Method(add)] = &add[..] else { panic!("{add:?}") };
+    assert_eq!(add.lines, ["0: u64", "1: option", "1?: u64", "result: u64"]);
     let expected = "argument left: #0\nargument type?: #1\nresult: #0\n#0 u64\n#1 option #0\n";
-    assert_eq!(add, expected);
+    assert_eq!(add.types, expected);
+    let running = described(&reflect, "Adder.running").await.expect("known");
+    let [Description::Method(running)] = &running[..] else { panic!("{running:?}") };
+    assert_eq!(running.lines, ["0: u64", "sent item: u64", "item: u64"]);
+    let methods = reflect.methods("Adder").await.expect("methods");
+    assert_eq!((&add.info, &running.info), (&methods[0], &methods[2]));
+}
+
+async fn services_come_before_their_methods(scheme: Scheme) {
+    let (_here, reflect) = Here::reflecting(scheme).await;
+    let names = |all: Vec<Description>| -> Vec<String> {
+        let name = |part| match part {
+            Description::Service(service) => service.name,
+            Description::Method(method) => method.info.name,
+            other => panic!("{other:?}"),
+        };
+        all.into_iter().map(name).collect()
+    };
+    let adder = names(described(&reflect, "Adder").await.expect("known"));
+    assert_eq!(adder, ["Adder", "Adder.add", "Adder.all", "Adder.running"]);
+    let all = names(described(&reflect, "").await.expect("known"));
+    assert_eq!(all[..4], adder);
+    assert_eq!(all[4..6], ["rpc.Stats", "rpc.Stats.server"]);
+    assert_eq!(all[6], "rpc.Reflect");
+    assert!(all.iter().any(|name| name == "rpc.Reflect.describe"), "{all:?}");
 }
 
 async fn unknown_names_list_the_known_ones(scheme: Scheme) {
     let (_here, reflect) = Here::reflecting(scheme).await;
     let service = Status::from(reflect.methods("Added").await.expect_err("there is none"));
-    let method = Status::from(reflect.schema("Adder.ad").await.expect_err("there is none"));
+    let method = described(&reflect, "Adder.ad").await.expect_err("there is none");
     for (status, name) in [(service, "service \"Added\""), (method, "method \"Adder.ad\"")] {
         assert_eq!(status.code(), Code::NotFound, "{status}");
         assert!(status.message().contains(name), "{status}");
         assert!(status.message().contains("Adder, rpc.Stats"), "{status}");
     }
-    let long = Status::from(reflect.schema(&"x".repeat(5000)).await.expect_err("there is none"));
+    let long = described(&reflect, &"x".repeat(5000)).await.expect_err("there is none");
     assert!(long.message().len() < 300, "{long}");
 }
 
