@@ -12,11 +12,10 @@ use rpc_core::stream::{NoUpload, Pump, Stream, Upload};
 use rpc_core::{CallError, Status};
 use rpc_schema::schema::Id;
 use rpc_schema::value::Data;
-use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 
 use crate::dynamic::{Body, Failure, Parts, accepted, descriptor, item, reply};
-use crate::json::{read, read_arguments};
+use crate::json::{parse, read, read_arguments};
 use crate::options::{Call, Common};
 use crate::target::{Target, of_status};
 use crate::text::json;
@@ -67,7 +66,7 @@ pub(crate) async fn call(options: &Call, common: &Common) -> Result<()> {
         Some(text) => text.to_owned(),
         None => "{}".to_owned(),
     };
-    let json: Value = serde_json::from_str(&json).context("--json")?;
+    let json = parse(json.as_bytes()).context("--json")?;
     let arguments: Vec<_> = parts.schema.arguments().collect();
     let arguments = read_arguments(&parts.schema, &arguments, &json);
     let arguments = arguments.map_err(|error| anyhow!("--json: {error}"))?;
@@ -149,7 +148,7 @@ fn items(parts: &'static Parts, id: Id) -> impl Stream<Item = Result<Data, Statu
                     return Some((Err(status), (lines, at)));
                 }
             };
-            let value = serde_json::from_str(&line).map_err(|error| error.to_string());
+            let value = parse(line.as_bytes()).map_err(|error| error.to_string());
             let value = value.and_then(|json| read(&parts.schema, id, &json, "item"));
             let value =
                 value.map_err(|why| Status::invalid_argument(format!("line {at} of stdin: {why}")));

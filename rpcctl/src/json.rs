@@ -1,19 +1,90 @@
 //! Values as JSON: read for a type, made of what is decoded, and examples.
 
 use std::cell::Cell;
+use std::collections::HashSet;
+use std::fmt;
 
+use rpc_core::serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use rpc_schema::schema::{Id, Int, Schema, Type, Variant};
 use rpc_schema::value::{Build, Data};
 use serde_json::{Map, Number, Value, json};
 
+/// Maximum depth of a value, as in the codecs. A type of a peer may have no end of its own.
+const MAX_DEPTH: usize = 128;
 /// Maximum depth of an example.
 const EXAMPLE_DEPTH: usize = 8;
 /// Approximate maximum length of an example, bytes.
 const EXAMPLE_BYTES: usize = 1 << 14;
 
+/// JSON in which no name is given twice in an object: the last one would win in silence.
+///
+/// # Errors
+/// It is no JSON, or has such an object.
+pub(crate) fn parse(text: &[u8]) -> serde_json::Result<Value> {
+    serde_json::from_slice(text).map(|Unique(value)| value)
+}
+
+struct Unique(Value);
+
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(AnyUnique).map(Self)
+    }
+}
+
+struct AnyUnique;
+
+macro_rules! leaves {
+    ($($visit:ident $ty:ty),* $(,)?) => {$(
+        fn $visit<E>(self, value: $ty) -> Result<Value, E> {
+            Ok(Value::from(value))
+        }
+    )*};
+}
+
+impl<'de> Visitor<'de> for AnyUnique {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    leaves! { visit_bool bool, visit_i64 i64, visit_u64 u64, visit_f64 f64, visit_str &str }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
+        let mut all = Vec::new();
+        while let Some(Unique(value)) = from.next_element()? {
+            all.push(value);
+        }
+        Ok(Value::Array(all))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
+        let mut all = Map::new();
+        while let Some(name) = from.next_key::<String>()? {
+            let Unique(value) = from.next_value()?;
+            if all.contains_key(&name) {
+                return Err(A::Error::custom(format_args!("the name {name:?} is given twice")));
+            }
+            all.insert(name, value);
+        }
+        Ok(Value::Object(all))
+    }
+}
+
 /// The expected JSON value, for people.
-fn expected(schema: &Schema, id: Id) -> String {
-    match schema.get(id) {
+fn expected(schema: &Schema, mut id: Id) -> String {
+    let is_option = matches!(schema.get(id), Type::Option(_));
+    for _ in 0..MAX_DEPTH {
+        let Type::Option(inner) = schema.get(id) else { break };
+        id = *inner;
+    }
+    let or_null = if is_option { "null or " } else { "" };
+    let expected = match schema.get(id) {
         Type::Bool => "true or false".to_owned(),
         Type::Int(int) => format!("a number ({})", int.name()),
         Type::F32 | Type::F64 => "a number".to_owned(),
@@ -21,7 +92,7 @@ fn expected(schema: &Schema, id: Id) -> String {
         Type::Str => "text".to_owned(),
         Type::Bytes => "bytes: a string, {\"hex\": \"00ff\"}, or a list of numbers".to_owned(),
         Type::Nothing => "null".to_owned(),
-        Type::Option(inner) => format!("null or {}", expected(schema, *inner)),
+        Type::Option(_) => "something that is not described".to_owned(),
         Type::Sequence(_) => "a list".to_owned(),
         Type::Map(..) => "an object, or a list of [key, value]".to_owned(),
         Type::Tuple(parts) => format!("a list of {}", parts.len()),
@@ -34,7 +105,8 @@ fn expected(schema: &Schema, id: Id) -> String {
             format!("one of the variants {}", names.join(", "))
         }
         Type::Unknown(why) => format!("a value that JSON cannot express ({why})"),
-    }
+    };
+    format!("{or_null}{expected}")
 }
 
 /// The error for a JSON value that does not fit.
@@ -59,7 +131,7 @@ pub(crate) fn read_arguments(
 ) -> Result<Data, String> {
     let names = || arguments.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
     match json {
-        Value::Object(given) => fields(schema, arguments, given, ""),
+        Value::Object(given) => fields(schema, arguments, given, "", 0),
         Value::Array(all) if all.len() == arguments.len() => {
             let each = arguments.iter().zip(all);
             let each = each.map(|((name, id), value)| read(schema, *id, value, name));
@@ -74,6 +146,7 @@ fn fields(
     fields: &[(&str, Id)],
     given: &Map<String, Value>,
     path: &str,
+    depth: usize,
 ) -> Result<Data, String> {
     let below = |name: &str| match path {
         "" => name.to_owned(),
@@ -88,7 +161,7 @@ fn fields(
         return Err(format!("{}: unknown name; {known}", below(unknown)));
     }
     let field = |(name, id): &(&str, Id)| match given.get(*name) {
-        Some(value) => read(schema, *id, value, &below(name)),
+        Some(value) => read_at(schema, *id, value, &below(name), depth),
         None if matches!(schema.get(*id), Type::Option(_)) => Ok(Data::None),
         None => Err(format!("{}: missing; expected {}", below(name), expected(schema, *id))),
     };
@@ -97,10 +170,24 @@ fn fields(
 
 /// Reads a value. An error names the path and the expected type.
 pub(crate) fn read(schema: &Schema, id: Id, json: &Value, path: &str) -> Result<Data, String> {
+    read_at(schema, id, json, path, 0)
+}
+
+fn read_at(
+    schema: &Schema,
+    id: Id,
+    json: &Value,
+    path: &str,
+    depth: usize,
+) -> Result<Data, String> {
+    if depth == MAX_DEPTH {
+        return Err(format!("{path}: values nest at most {MAX_DEPTH} deep"));
+    }
+    let read = |id: Id, json: &Value, path: &str| read_at(schema, id, json, path, depth + 1);
     let no = || misfit(schema, id, path, json);
     let each = |ids: &mut dyn Iterator<Item = Id>, all: &[Value]| {
         let each = ids.zip(all).enumerate();
-        each.map(|(at, (id, value))| read(schema, id, value, &format!("{path}[{at}]")))
+        each.map(|(at, (id, value))| read(id, value, &format!("{path}[{at}]")))
             .collect::<Result<_, String>>()
     };
     Ok(match (schema.get(id), json) {
@@ -127,7 +214,7 @@ pub(crate) fn read(schema: &Schema, id: Id, json: &Value, path: &str) -> Result<
         (Type::Bytes, _) => Data::Bytes(bytes(json).ok_or_else(no)?),
         (Type::Nothing, Value::Null) => Data::Nothing,
         (Type::Option(_), Value::Null) => Data::None,
-        (Type::Option(inner), _) => Data::Some(Box::new(read(schema, *inner, json, path)?)),
+        (Type::Option(inner), _) => Data::Some(Box::new(read(*inner, json, path)?)),
         (Type::Sequence(item), Value::Array(all)) => {
             Data::Sequence(each(&mut std::iter::repeat(*item), all)?)
         }
@@ -141,39 +228,57 @@ pub(crate) fn read(schema: &Schema, id: Id, json: &Value, path: &str) -> Result<
                     }
                     _ => Value::from(name.as_str()),
                 };
-                let key = read(schema, *key, &name, &format!("the key {below}"))?;
-                Ok((key, read(schema, *value, json, &below)?))
+                let key = read(*key, &name, &format!("the key {below}"))?;
+                Ok((key, read(*value, json, &below)?))
             };
-            Data::Map(all.iter().map(entry).collect::<Result<_, String>>()?)
+            distinct(path, all.iter().map(entry).collect::<Result<_, String>>()?)?
         }
         (Type::Map(key, value), Value::Array(all)) => {
             let entry = |(at, pair): (usize, &Value)| match pair.as_array().map(Vec::as_slice) {
                 Some([first, second]) => Ok((
-                    read(schema, *key, first, &format!("{path}[{at}][0]"))?,
-                    read(schema, *value, second, &format!("{path}[{at}][1]"))?,
+                    read(*key, first, &format!("{path}[{at}][0]"))?,
+                    read(*value, second, &format!("{path}[{at}][1]"))?,
                 )),
                 _ => Err(no()),
             };
-            Data::Map(all.iter().enumerate().map(entry).collect::<Result<_, String>>()?)
+            distinct(path, all.iter().enumerate().map(entry).collect::<Result<_, String>>()?)?
         }
         (Type::Tuple(parts), Value::Array(all)) if parts.len() == all.len() => {
             Data::Tuple(each(&mut parts.iter().copied(), all)?)
         }
         (Type::Struct { fields: all, .. }, Value::Object(given)) => {
             let named: Vec<_> = all.iter().map(|field| (field.name.as_str(), field.id)).collect();
-            fields(schema, &named, given, path)?
+            fields(schema, &named, given, path, depth + 1)?
         }
         (Type::Enum { variants, .. }, Value::String(name)) => {
             let at = variants.iter().position(|known| known.name == *name).ok_or_else(no)?;
-            variant(at, read(schema, variants[at].id, &Value::Null, &format!("{path}::{name}"))?)
+            variant(at, read(variants[at].id, &Value::Null, &format!("{path}::{name}"))?)
         }
         (Type::Enum { variants, .. }, Value::Object(given)) if given.len() == 1 => {
             let (name, inner) = given.iter().next().ok_or_else(no)?;
             let at = variants.iter().position(|known| known.name == *name).ok_or_else(no)?;
-            variant(at, read(schema, variants[at].id, inner, &format!("{path}::{name}"))?)
+            variant(at, read(variants[at].id, inner, &format!("{path}::{name}"))?)
         }
         _ => return Err(no()),
     })
+}
+
+/// A map, if no key is there twice. Keys with different texts may be equal: `1` and `01`.
+fn distinct(path: &str, entries: Vec<(Data, Data)>) -> Result<Data, String> {
+    let mut seen = HashSet::new();
+    match entries.iter().find(|(key, _)| !seen.insert(format!("{key:?}"))) {
+        Some((key, _)) => Err(format!("{path}: the key {} is given twice", shown(key))),
+        None => Ok(Data::Map(entries)),
+    }
+}
+
+/// A key, for people.
+fn shown(key: &Data) -> String {
+    match key {
+        Data::Int(_, value) => value.to_string(),
+        Data::Str(text) => format!("{text:?}"),
+        other => format!("{other:?}"),
+    }
 }
 
 fn variant(at: usize, inner: Data) -> Data {
@@ -376,6 +481,45 @@ fn example_at(schema: &Schema, id: Id, depth: usize, room: &Cell<usize>) -> Valu
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn one(types: &str) -> Schema {
+        rpc_schema::text::parse(&format!("argument a: #0\n{types}")).unwrap()
+    }
+
+    /// Regression: a server's option of itself, and a long chain of options, overflowed the stack.
+    #[test]
+    fn types_without_end_are_refused() {
+        let chain: String = (0..60_000).map(|id| format!("#{id} option #{}\n", id + 1)).collect();
+        for types in ["#0 option #0\n", "#0 option #1\n#1 option #0\n", &(chain + "#60000 u8\n")] {
+            let schema = one(types);
+            let error = read(&schema, 0, &json!("x"), "a").unwrap_err();
+            assert_eq!(error, "a: values nest at most 128 deep");
+            assert!(matches!(read(&schema, 0, &Value::Null, "a"), Ok(Data::None)));
+            let error = read_arguments(&schema, &[("a", 0), ("b", 0)], &json!([])).unwrap_err();
+            assert!(error.contains("the names (a, b)"), "{error}");
+            assert_eq!(expected(&schema, 0), "null or something that is not described");
+            assert_eq!(example(&schema, 0), Value::Null);
+        }
+        assert_eq!(expected(&one("#0 option #1\n#1 option #2\n#2 str\n"), 0), "null or text");
+    }
+
+    /// Regression: of entries whose keys become one, all but one vanished.
+    #[test]
+    fn keys_are_given_once() {
+        let schema = one("#0 map #1 #2\n#1 i64\n#2 u8\n");
+        for text in [r#"{"1": 1, "01": 2}"#, r#"{"2": 3, "+1": 1, "1": 2}"#, "[[1, 1], [1, 2]]"] {
+            let error = read(&schema, 0, &parse(text.as_bytes()).unwrap(), "m").unwrap_err();
+            assert_eq!(error, "m: the key 1 is given twice", "{text}");
+        }
+        assert!(read(&schema, 0, &json!({ "1": 1, "-1": 2 }), "m").is_ok());
+        for text in [r#"{"a": 1, "a": 2}"#, r#"[{"b": {"a": 1, "\u0061": 2}}]"#] {
+            let error = parse(text.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains("the name \"a\" is given twice"), "{error}");
+        }
+        let text = r#"[null, true, -1, 18446744073709551615, 1e300, "a", {"a": {}, "b": []}]"#;
+        let value: Value = serde_json::from_str(text).unwrap();
+        assert_eq!(parse(text.as_bytes()).unwrap(), value);
+    }
 
     #[test]
     fn an_example_of_a_recursive_type_ends() {

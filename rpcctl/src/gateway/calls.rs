@@ -22,7 +22,7 @@ use super::answer::{METADATA, failure, headers, refusal, with_body, with_json};
 use super::catalog::Method;
 use super::{BODY_TIMEOUT, Gateway};
 use crate::dynamic::{Body, Failure, Parts, accepted, item, reply};
-use crate::json::{read, read_arguments};
+use crate::json::{parse, read, read_arguments};
 
 /// The header with a time limit, milliseconds.
 pub(crate) const TIMEOUT: &str = "rpc-timeout-ms";
@@ -139,7 +139,7 @@ async fn with_upload(
     };
     let items = lines.enumerate().map(move |(at, line)| {
         let value = line.and_then(|line| {
-            let json: Value = serde_json::from_slice(&line).map_err(|error| error.to_string())?;
+            let json = parse(&line).map_err(|error| error.to_string())?;
             read(&parts.schema, id, &json, "item")
         });
         value.map_err(|why| Status::invalid_argument(format!("line {}: {why}", at + 2)))
@@ -259,7 +259,7 @@ fn decoded(parts: &Parts, body: Body, id: Option<Id>) -> Result<Value, Value> {
 
 fn arguments(parts: &Parts, json: &[u8]) -> Result<Data, String> {
     let json = if json.trim_ascii().is_empty() { b"{}" } else { json };
-    let json: Value = serde_json::from_slice(json).map_err(|error| format!("no JSON: {error}"))?;
+    let json = parse(json).map_err(|error| format!("no JSON: {error}"))?;
     let arguments: Vec<_> = parts.schema.arguments().collect();
     read_arguments(&parts.schema, &arguments, &json)
 }
