@@ -136,6 +136,48 @@ fn a_type_inside_itself_is_one_type() {
     assert!(graph(|it| it.result(Seed::<Endless>::default(), Plain), &[]).is_none());
 }
 
+#[derive(Serialize, Deserialize)]
+enum Expr {
+    If(Box<If>),
+    Not(Box<Expr>),
+    Call { of: Vec<Expr>, with: Box<Expr> },
+    Do(Box<Stmt>),
+    Lit(i64),
+}
+
+#[derive(Serialize, Deserialize)]
+struct If {
+    cond: Expr,
+    then: Expr,
+    line: u32,
+    #[serde(default)]
+    column: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Stmt {
+    Loop(Box<Stmt>, Expr),
+    Of(If),
+    Return(Expr),
+}
+
+/// Regression: whether such a variant needs its fields was not known if it came before one that
+/// ends.
+#[test]
+fn variants_that_hold_their_enum_are_known() {
+    expect::<Expr>(
+        "result: #0
+        #0 enum { If: #1, Not: #0, Call: #3, Do: #5, Lit: #7 }
+        #1 struct { cond: #0, then: #0, line: #2, column?: #2 }
+        #2 u32
+        #3 struct { of: #4, with: #0 }
+        #4 sequence #0
+        #5 enum { Loop: #6, Of: #1, Return: #0 }
+        #6 tuple (#5, #0)
+        #7 i64",
+    );
+}
+
 /// A hundred places of one type are one type, and few bytes of text.
 #[test]
 fn many_equal_fields_stay_small() {

@@ -154,13 +154,11 @@ pub(super) struct Trace {
     dead: usize,
     /// The types that are being traced, outermost first, with their places.
     inside: Vec<(&'static str, Id)>,
-    /// How many levels deep in what is not written down.
-    pub(super) quiet: usize,
     /// What derived code does with a name that it does not know, by its type.
     pub(super) strangers: HashMap<&'static str, Stranger>,
     /// The variant that was taken for an unknown one.
     pub(super) other: Option<usize>,
-    /// A variant that ends, for each enum that was met inside itself.
+    /// A variant that ends, for each enum.
     pub(super) ends: HashMap<&'static str, usize>,
     depth: usize,
     pub(super) steps: usize,
@@ -182,7 +180,6 @@ impl Trace {
             left: 0,
             dead: 0,
             inside: Vec::new(),
-            quiet: 0,
             strangers: HashMap::new(),
             other: None,
             ends: HashMap::new(),
@@ -212,7 +209,7 @@ impl Trace {
         }
         self.run += 1;
         self.is_zero = self.round == Round::Zeros;
-        (self.left, self.dead, self.quiet, self.depth, self.candidate) = (0, 0, 0, 0, 0);
+        (self.left, self.dead, self.depth, self.candidate) = (0, 0, 0, 0);
         self.inside.clear();
         true
     }
@@ -331,6 +328,11 @@ impl Trace {
         Some((levels + 1, *id))
     }
 
+    /// How many levels of the type of that name are being traced where nothing is written down.
+    pub(super) fn levels_of(&self, name: &'static str) -> usize {
+        self.inside.iter().filter(|(other, id)| *other == name && *id == QUIET).count()
+    }
+
     /// Traces what is inside the type of that name.
     pub(super) fn within<T>(
         &mut self,
@@ -356,12 +358,9 @@ impl Trace {
             self.tree.note(id, What::More);
             return Err(Stopped::Other);
         }
-        let quietly = usize::from(id == QUIET);
         self.depth += 1;
-        self.quiet += quietly;
         let traced = trace(self);
         self.depth -= 1;
-        self.quiet -= quietly;
         traced
     }
 }

@@ -14,7 +14,7 @@ use super::tree::{Names, QUIET, Stranger, What};
 
 impl At<'_> {
     /// Shows a variant that was not seen yet, or one with more inside, or else one that is
-    /// accepted.
+    /// accepted. New ones go first: what holds this type again needs a variant that ends.
     pub(super) fn variants<V: Visitor<'static>>(&mut self, visitor: V) -> Traced<V::Value> {
         let id = self.id;
         let tree = &self.trace.tree;
@@ -29,8 +29,8 @@ impl At<'_> {
             new.is_none() && is_derived::<V>() && self.trace.asks_stranger(type_name::<V>());
         let shown = match (open, new) {
             _ if is_asked => Shown::Stranger,
-            (Some(open), _) => Shown::Known(open),
-            (None, Some(name)) => Shown::New(name),
+            (_, Some(name)) => Shown::New(name),
+            (Some(open), None) => Shown::Known(open),
             (None, None) => Shown::Known((0..count).find(is_fine).unwrap_or(0)),
         };
         self.trace.other = None;
@@ -52,6 +52,10 @@ impl At<'_> {
             self.trace.has_more();
             return visited;
         }
+        if let Some(chosen) = chosen.filter(|_| visited.is_ok()) {
+            // If it is the first, it does not hold this type again.
+            self.trace.ends.entry(type_name::<V::Value>()).or_insert(chosen);
+        }
         // A variant that is never asked for what it holds.
         if let Some(chosen) = chosen.filter(|at| self.trace.tree.part(id, *at).is_none()) {
             let part = self.trace.tree.part_or_new(id, chosen);
@@ -71,8 +75,8 @@ impl At<'_> {
         visited
     }
 
-    /// Shows a variant of a type that is inside itself: another one at each level, until one is
-    /// found that ends.
+    /// Shows a variant of a type that is inside itself: another one at each level of this type,
+    /// until one is found that ends.
     pub(super) fn quiet_variant<V: Visitor<'static>>(
         &mut self,
         count: usize,
@@ -80,7 +84,7 @@ impl At<'_> {
     ) -> Traced<V::Value> {
         let name = type_name::<V::Value>();
         let known = self.trace.ends.get(name).copied();
-        let turn = self.trace.quiet.saturating_sub(1) % count.max(1);
+        let turn = (self.trace.levels_of(name) + self.trace.candidate) % count.max(1);
         let variant = known.unwrap_or(turn);
         let shown = Shown::Number(variant);
         let value = visitor.visit_enum(Variant { at: &mut *self, shown })?;
