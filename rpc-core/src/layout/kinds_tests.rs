@@ -328,6 +328,46 @@ fn fields_skipped_in_one_direction_are_refused() {
     expect_fine::<Both>();
 }
 
+/// Regression: the field or variant whose name the alias takes was missing from the schema, and
+/// was written.
+#[test]
+#[allow(unreachable_patterns, reason = "serde's derive matches the name twice")]
+fn an_alias_that_takes_another_name_is_refused() {
+    #[derive(Serialize, Deserialize)]
+    struct Before {
+        #[serde(alias = "name")]
+        title: String,
+        #[serde(default)]
+        name: String,
+    }
+    #[derive(Serialize, Deserialize)]
+    struct Needed {
+        #[serde(alias = "name")]
+        title: String,
+        name: String,
+    }
+    #[derive(Serialize, Deserialize)]
+    struct After {
+        #[serde(default)]
+        name: u8,
+        #[serde(alias = "name")]
+        title: String,
+    }
+    #[derive(Serialize, Deserialize)]
+    enum Kind {
+        #[serde(alias = "Small")]
+        Little,
+        Small,
+        Large,
+    }
+    let words = ["the name `name`", "remove the alias"];
+    expect_refused::<Before>("0", &words);
+    expect_refused::<(u8, Needed)>("0.1", &words);
+    expect_refused::<After>("0", &words);
+    expect_refused::<Kind>("0", &["the name `Small`", "remove the alias"]);
+    assert_eq!(refusals::<Before>().len(), 1, "{:#?}", refusals::<Before>());
+}
+
 #[test]
 fn types_that_ask_the_format_are_refused() {
     #[derive(Serialize, Deserialize)]

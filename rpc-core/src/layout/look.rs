@@ -64,8 +64,18 @@ where
 
 fn looked(trace: Trace) -> Looked {
     let tree = &trace.tree;
-    let problems = trace.problems.iter().map(|problem| (problem.at, problem.text.clone()));
+    let twice = |id: Id| tree.names(id).and_then(|names| names.twice);
+    // Other differences come of it.
+    let problems = trace.problems.iter().filter(|problem| twice(problem.at).is_none());
+    let problems = problems.map(|problem| (problem.at, problem.text.clone()));
     let refusals = problems.chain(tree.all().filter_map(|(id, node)| {
+        if let Some(name) = twice(id) {
+            let text = format!(
+                "serde's `alias` gives one of its parts the name `{name}`, which another one has; \
+                 remove the alias"
+            );
+            return Some((id, text));
+        }
         let text = match node.what {
             What::Anything(cause) => cause.text(),
             _ => not_to_be_left_out(node)?,

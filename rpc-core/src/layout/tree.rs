@@ -89,6 +89,8 @@ pub(super) struct Names {
     /// For each name that was tried, the field that it belongs to.
     field: Vec<usize>,
     fields: Vec<Field>,
+    /// A name that belongs to two of them: only the first is read under it.
+    pub(super) twice: Option<&'static str>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -104,7 +106,7 @@ struct Field {
 impl Names {
     /// All that may be aliases of each other.
     pub(super) const fn untried(all: &'static [&'static str]) -> Self {
-        Self { all, field: Vec::new(), fields: Vec::new() }
+        Self { all, field: Vec::new(), fields: Vec::new(), twice: None }
     }
 
     /// Each is a field of its own.
@@ -135,6 +137,13 @@ impl Names {
             self.fields.push(Field { key, main: None, first });
         }
         self.field.push(at);
+        // A name that is there again was tried already.
+        while let Some(name) = self.next_untried()
+            && let Some(known) = self.find(name)
+        {
+            self.twice = Some(name);
+            self.field.push(known);
+        }
         at
     }
 
