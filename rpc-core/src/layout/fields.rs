@@ -4,8 +4,8 @@
 
 use std::any::type_name;
 
-use serde::de::value::{BorrowedStrDeserializer, UnitDeserializer};
-use serde::de::{DeserializeSeed, MapAccess, Visitor};
+use serde::de::value::{BorrowedStrDeserializer, U64Deserializer, UnitDeserializer};
+use serde::de::{DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
 
 use super::derive::{is_derived, is_derived_key, key_of};
 use super::read::{At, Elements};
@@ -30,7 +30,8 @@ impl At<'_> {
                 !node.was_bare && (0..names.len()).all(is_settled)
             });
         let stranger = Asking::of(is_bare && self.trace.asks_stranger(type_name::<V>()));
-        let mut fields = Fields { at: self, given: Vec::new(), current: 0, is_bare, stranger };
+        let (given, next) = (Vec::new(), [0; 2]);
+        let mut fields = Fields { at: self, given, current: 0, next, is_bare, stranger };
         let visited = visitor.visit_map(&mut fields);
         let asked = fields.stranger;
         match asked {
@@ -106,8 +107,17 @@ struct Fields<'a, 'b> {
     at: &'a mut At<'b>,
     given: Vec<bool>,
     current: usize,
+    /// All fields before these are given or not to be chosen: among those to give first, and among
+    /// those that were refused. A struct has up to thousands of fields, and as many runs.
+    next: [usize; 2],
     is_bare: bool,
     stranger: Asking,
+}
+
+/// What is given next.
+enum Chosen {
+    Known(usize),
+    New(&'static str),
 }
 
 /// Whether a field is given that the type does not have.
@@ -129,9 +139,8 @@ impl Asking {
 }
 
 impl Fields<'_, '_> {
-    /// The name to give next: first what was accepted before, then what is new, then what was
-    /// refused.
-    fn choose(&self) -> Option<&'static str> {
+    /// What to give next: first what was accepted before, then what is new, then what was refused.
+    fn choose(&mut self) -> Option<Chosen> {
         let tree = &self.at.trace.tree;
         let names = tree.names(self.at.id)?;
         let node = |field: usize| tree.part(self.at.id, field).and_then(|part| tree.get(part));
@@ -139,15 +148,25 @@ impl Fields<'_, '_> {
             !self.given.get(field).copied().unwrap_or(false)
                 && !node(field).is_some_and(|node| node.is_dead)
         };
-        let fields = || (0..names.len()).filter(|field| is_open(*field));
-        if self.is_bare {
-            let mut needed = fields().filter(|at| node(*at).is_some_and(|node| node.is_needed));
-            return needed.next().map(|field| names.any_of(field));
+        let is_first = |field: usize| match self.is_bare {
+            true => node(field).is_some_and(|node| node.is_needed),
+            false => !node(field).is_some_and(|node| node.refuses),
+        };
+        let [first, last] = &mut self.next;
+        let found = (*first..names.len()).find(|field| is_open(*field) && is_first(*field));
+        *first = found.unwrap_or(names.len());
+        if let Some(field) = found {
+            return Some(Chosen::Known(field));
         }
-        let refuses = |field: usize| node(field).is_some_and(|node| node.refuses);
-        let fine = fields().find(|field| !refuses(*field)).map(|field| names.any_of(field));
-        let new = || names.next_untried();
-        fine.or_else(new).or_else(|| fields().next().map(|field| names.any_of(field)))
+        if self.is_bare {
+            return None;
+        }
+        if let Some(new) = names.next_untried() {
+            return Some(Chosen::New(new));
+        }
+        let found = (*last..names.len()).find(|field| is_open(*field));
+        *last = found.unwrap_or(names.len());
+        found.map(Chosen::Known)
     }
 }
 
@@ -162,9 +181,21 @@ impl MapAccess<'static> for &mut Fields<'_, '_> {
             self.current = usize::MAX;
             return Ok(Some(key));
         }
-        let Some(name) = self.choose() else { return Ok(None) };
-        let key = seed.deserialize(BorrowedStrDeserializer::new(name))?;
+        let Some(chosen) = self.choose() else { return Ok(None) };
         let id = self.at.id;
+        let names = self.at.trace.tree.names(id);
+        let key = match chosen {
+            Chosen::New(name) => seed.deserialize(BorrowedStrDeserializer::<Stopped>::new(name))?,
+            // Derived code finds a number faster than a name.
+            Chosen::Known(field) if self.is_bare && is_derived_key::<S::Value>() => {
+                let number: U64Deserializer<Stopped> = (field as u64).into_deserializer();
+                seed.deserialize(number)?
+            }
+            Chosen::Known(field) => {
+                let name = names.map_or("", |names| names.any_of(field));
+                seed.deserialize(BorrowedStrDeserializer::<Stopped>::new(name))?
+            }
+        };
         if !is_derived_key::<S::Value>() {
             if let Some(node) = self.at.trace.tree.get_mut(id) {
                 node.what = What::Anything(Cause::TagAndContent);
@@ -172,9 +203,9 @@ impl MapAccess<'static> for &mut Fields<'_, '_> {
             return Err(Stopped::Other);
         }
         let Some(names) = self.at.trace.tree.names_mut(id) else { return Err(Stopped::Other) };
-        self.current = match names.find(name) {
-            Some(known) => known,
-            None => names.learn(key_of(&key)),
+        self.current = match chosen {
+            Chosen::Known(field) => field,
+            Chosen::New(_) => names.learn(key_of(&key)),
         };
         if self.given.len() <= self.current {
             self.given.resize(self.current + 1, false);
