@@ -132,7 +132,7 @@ fn steps<'a>(it: &Type, what: &'a str) -> Option<Vec<Step<'a>>> {
     };
     match it {
         Type::Option(_) => fixed("option", &["?"]),
-        Type::Sequence(_) => fixed("sequence", &["[]"]),
+        Type::Sequence(_) | Type::Set(_) => fixed("sequence", &["[]"]),
         Type::Map(..) => fixed("map", &["{key}", "{value}"]),
         Type::Tuple(ids) => {
             let len: usize = what.strip_prefix("tuple of ")?.parse().ok()?;

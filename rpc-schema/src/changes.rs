@@ -14,12 +14,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use crate::exchange::{self, MAX_PLAN_BYTES, MAX_SCHEMA_BYTES, version, with_arguments};
 use crate::plan::{Plan, Problem, UNKNOWN_VARIANT};
-use crate::schema::{Absent, Field, Flaw, Id, Root, Schema, Type};
+use crate::schema::{Absent, Id, Root, Schema, Type};
 use crate::services::{Method, Services};
 
-/// The longest schema that ends exchange, bytes.
-const MAX_SCHEMA_BYTES: usize = 16 << 10;
+/// What an end keeps besides the plans, at most, bytes.
+const KEPT_BYTES: usize = 1 << 10;
 /// Maximum number of types in a schema that is made minimal: this takes up to their square.
 const MAX_MINIMAL: usize = 1 << 12;
 
@@ -140,7 +141,7 @@ fn pair(client: &Method, server: &Method) -> Outcome {
             "the kind of call is `{client}` at the client and `{server}` at the server"
         ));
     }
-    let [clients, servers] = [client, server].map(version);
+    let [clients, servers] = [client, server].map(|it| version(&it.signature));
     if clients != servers {
         let shown = |version: Option<&str>| version.unwrap_or("none").to_owned();
         return Outcome::broken(format!(
@@ -160,7 +161,7 @@ fn pair(client: &Method, server: &Method) -> Outcome {
         return Outcome::broken("its types are not described, so they must be equal");
     }
     for (end, method) in [("client", client), ("server", server)] {
-        let bytes = method.schema.to_string().len();
+        let bytes = exchange::text(&method.schema, &method.signature).len();
         if bytes > MAX_SCHEMA_BYTES {
             return Outcome::broken(format!(
                 "its types differ, and the schema of the {end} has {bytes} bytes: ends exchange \
@@ -171,16 +172,15 @@ fn pair(client: &Method, server: &Method) -> Outcome {
     resolved(&client.schema, &server.schema)
 }
 
-fn version(method: &Method) -> Option<&str> {
-    let version = method.signature.rsplit_once(" #").map(|(_, version)| version);
-    version.filter(|it| it.bytes().all(|byte| byte.is_ascii_digit()))
-}
-
 fn resolved(client: &Schema, server: &Schema) -> Outcome {
     let mut outcome = Outcome::default();
-    match (with_arguments(client), with_arguments(server)) {
+    // The memory of the plans of each end.
+    let (mut at_client, mut at_server) = (KEPT_BYTES, KEPT_BYTES);
+    match (with_arguments(client.clone()), with_arguments(server.clone())) {
         (Ok((client, written)), Ok((server, read))) => {
-            outcome.add("", Plan::of_arguments(&client, written, &server, read));
+            let plan = Plan::of_arguments(&client, written, &server, read);
+            at_server += client.to_string().len() + outcome.add("", plan);
+            at_client += server.to_string().len();
         }
         (Err(flaw), _) | (_, Err(flaw)) => {
             return Outcome::broken(format!("its arguments cannot be read by name: {flaw}"));
@@ -200,7 +200,10 @@ fn resolved(client: &Schema, server: &Schema) -> Outcome {
                 outcome.problems.extend(Outcome::broken(text).problems);
             }
             (Some(written), Some(read)) => {
-                outcome.add(root.name(), Plan::new(writer, written, reader, read));
+                let bytes = outcome.add(root.name(), Plan::new(writer, written, reader, read));
+                let at_reader =
+                    if root == Root::SentItem { &mut at_server } else { &mut at_client };
+                *at_reader += bytes;
             }
         }
     }
@@ -213,7 +216,7 @@ fn resolved(client: &Schema, server: &Schema) -> Outcome {
                         path: format!("{}{}", error.name(), it.path),
                         what: format!("{}; it arrives as a `Status` of code `Unknown`", it.what),
                     })),
-                    plan => outcome.add(error.name(), plan),
+                    plan => at_client += outcome.add(error.name(), plan),
                 }
             }
             (Some(_), None) => outcome.notes.push(Problem {
@@ -224,37 +227,46 @@ fn resolved(client: &Schema, server: &Schema) -> Outcome {
             (None, _) => {}
         }
     }
+    for (end, bytes) in [("client", at_client), ("server", at_server)] {
+        if outcome.works() && bytes > MAX_PLAN_BYTES {
+            return Outcome::broken(format!(
+                "its types differ, and are too large to be converted: that takes {bytes} bytes at \
+                 the {end}, and the limit is {MAX_PLAN_BYTES}"
+            ));
+        }
+    }
     outcome
 }
 
 impl Outcome {
-    fn add(&mut self, root: &str, plan: Result<Plan, Vec<Problem>>) {
-        let (found, is_whole) = match plan {
-            Ok(plan) => (plan.partial().to_vec(), false),
-            Err(problems) => (problems, true),
+    /// Gives the memory of the plan, bytes.
+    fn add(&mut self, root: &str, plan: Result<Plan, Vec<Problem>>) -> usize {
+        let at = |path: &str, what: String| Problem { path: format!("{root}{path}"), what };
+        let plan = match plan {
+            Ok(plan) => plan,
+            Err(problems) if problems.is_empty() => {
+                self.problems.push(at("", "it cannot be read here".to_owned()));
+                return 0;
+            }
+            Err(problems) => {
+                self.problems.extend(problems.into_iter().map(|it| at(&it.path, it.what)));
+                return 0;
+            }
         };
-        for Problem { path, what } in found {
-            let is_note = !is_whole && what == UNKNOWN_VARIANT;
-            let problem = Problem { path: format!("{root}{path}"), what };
+        for Problem { path, what } in plan.partial() {
+            let is_note = what == UNKNOWN_VARIANT;
+            let problem = at(path, what.clone());
             if is_note { &mut self.notes } else { &mut self.problems }.push(problem);
         }
-    }
-}
-
-/// The same types, and one struct of the arguments: they are read by name.
-fn with_arguments(schema: &Schema) -> Result<(Schema, Id), Flaw> {
-    let (mut types, roots) = schema.clone().into_parts();
-    let argument = |(root, id): &(Root, Id)| match root {
-        Root::Argument { name, absent } => {
-            let (name, aliases) = (name.clone(), Vec::new());
-            Some(Field { name, aliases, absent: *absent, id: *id })
+        for field in plan.unsure() {
+            let what = format!(
+                "the writer has no field `{field}`, and whether it has a default here is not \
+                 known: without one, values with this part are refused"
+            );
+            self.notes.push(at("", what));
         }
-        _ => None,
-    };
-    let fields = roots.iter().filter_map(argument).collect();
-    let id = types.len();
-    types.push(Type::Struct { fields, denies_unknown: false });
-    Ok((Schema::new(types, roots)?, id))
+        plan.bytes()
+    }
 }
 
 /// What decides whether ends need no plan: main names and the kinds of values. Arguments have names
@@ -274,6 +286,7 @@ fn plain(schema: &Schema) -> Schema {
                 *other = None;
                 variants.iter_mut().for_each(|variant| variant.aliases.clear());
             }
+            Type::Set(item) => *it = Type::Sequence(*item),
             _ => {}
         }
     }
@@ -459,6 +472,82 @@ mod tests {
         let large = format!("#0 struct {{ {} }}\n#1 u32\n", fields.join(", "));
         let change = self::change(OLD, &large).to_string();
         assert!(change.contains("ends exchange at most 16384"), "{change}");
+    }
+
+    /// Regression: the line with the version was not counted.
+    #[test]
+    fn bounds_are_those_of_calls() {
+        let fields = |count: usize, last: &str| {
+            let fields: Vec<_> = (0..count).map(|at| format!("field{at}?: #1")).collect();
+            format!("#0 struct {{ {}, {last}?: #1 }}\n#1 u32\n", fields.join(", "))
+        };
+        let whole = |last: &str| format!("argument a: #0\n{}", fields(1000, last));
+        let room = MAX_SCHEMA_BYTES - whole("").len();
+        let fits = "x".repeat(room);
+        let unary = |signature: &str, last: &str| services(Kind::Unary, signature, &whole(last));
+        let small =
+            |signature: &str| services(Kind::Unary, signature, "argument a: #0\n#0 struct { }\n");
+        assert!(!one(&small("(A)"), &unary("(A)", &fits)).is_break());
+        let change = one(&small("(A) #1"), &unary("(A) #1", &fits));
+        assert!(change.to_string().contains("has 16394 bytes"), "{change}");
+        // Small schemas, whose plan is not.
+        let change = self::change(&cycle(50), &cycle(51)).to_string();
+        assert!(change.contains("too large to be converted: that takes"), "{change}");
+    }
+
+    /// So many structs, each within the one before and the first within the last. Those of two
+    /// lengths meet each other in all pairs.
+    fn cycle(count: usize) -> String {
+        let one = |at: usize| {
+            let kind = if at == 0 { "u16" } else { "u8" };
+            let [ty, option, int] = [0, 1, 2].map(|part| 3 * at + part);
+            let next = 3 * ((at + 1) % count);
+            format!(
+                "#{ty} struct {{ v: #{int}, n: #{option} }}\n#{option} option #{next}\n#{int} {kind}\n"
+            )
+        };
+        (0..count).map(one).collect()
+    }
+
+    /// Regression: nothing was listed, and that was taken for a change that works.
+    #[test]
+    fn a_break_at_a_long_path_is_one() {
+        let deep = |leaf: &str| {
+            let name = "n".repeat(32);
+            let all = (0..40).map(|at| format!("#{at} struct {{ {name}: #{} }}\n", at + 1));
+            all.collect::<String>() + &format!("#40 {leaf}\n")
+        };
+        let change = change(&deep("u32"), &deep("str"));
+        for outcome in [&change.old_client, &change.new_client] {
+            let [problem, ..] = &outcome.problems[..] else { panic!("{change}") };
+            assert!(problem.path.ends_with("..") && problem.path.len() < 1100, "{change}");
+            assert!(problem.what.starts_with("it is `"), "{change}");
+        }
+        let change = self::change(&cycle(100), &cycle(101));
+        assert!(change.is_break(), "{change}");
+        assert!(change.to_string().contains("its types are too large to be compared"), "{change}");
+    }
+
+    #[test]
+    fn a_default_that_is_not_known_is_noted() {
+        let change = change(OLD, "#0 struct { id: #1, size~: #1 }\n#1 u32\n");
+        let note = |root: &str| {
+            format!(
+                "`{root}`: the writer has no field `size`, and whether it has a default here is \
+                 not known: without one, values with this part are refused"
+            )
+        };
+        assert!(!change.is_break());
+        assert_outcome(&change.new_client, &[], &[&note("result")]);
+        let text = change.old_client.notes[0].to_string();
+        assert!(text.contains("`size`") && change.old_client.notes.len() == 1, "{text}");
+    }
+
+    #[test]
+    fn sets_and_lists_have_the_same_bytes() {
+        let set = "#0 struct { id: #1, of: #2 }\n#1 u32\n#2 set #1\n";
+        let both = change(set, &set.replace("set #1", "sequence #1"));
+        assert_eq!(both.to_string().matches("works").count(), 2, "{both}");
     }
 
     #[test]

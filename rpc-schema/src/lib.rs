@@ -2,6 +2,7 @@
 
 mod agree;
 pub mod changes;
+pub mod exchange;
 pub mod hash;
 pub mod lines;
 mod minimal;

@@ -11,12 +11,20 @@
 //! - A field that the reader lacks is skipped, or refused if the reader denies unknown ones. A
 //!   field that the writer lacks must have a default.
 //! - Integers fit integers, floats floats, `T` an `Option<T>`, and the other way round.
+//! - In the keys of a map and the items of a set, different values of the writer are different ones
+//!   of the reader. Otherwise entries would vanish.
 //! - Everything else must be equal.
+
+mod keys;
+mod op;
 
 use std::collections::HashMap;
 use std::fmt::{self, Write};
 
-use crate::schema::{Absent, Field, Id, Int, Schema, Type, Variant};
+use self::keys::lost_entries;
+pub(crate) use self::op::{Chosen, Op, OpId, Part};
+use self::op::{inside, needed, outer, spread};
+use crate::schema::{Absent, Field, Id, Schema, Type, Variant};
 
 /// Maximum number of pairs of types in a plan.
 const MAX_PAIRS: usize = 1 << 13;
@@ -24,76 +32,13 @@ const MAX_PAIRS: usize = 1 << 13;
 const MAX_PARTS: usize = 1 << 15;
 /// Maximum number of problems that are listed.
 const MAX_PROBLEMS: usize = 16;
-/// Maximum length of the path of a problem, bytes. What is deeper is not listed.
+/// Length at which the path of a problem is cut, bytes.
 const MAX_PATH: usize = 1024;
+/// Ends a path that was cut.
+const CUT: &str = "..";
 
 /// What is wrong with a variant that the reader lacks. Only its values are not read.
 pub(crate) const UNKNOWN_VARIANT: &str = "this variant of the writer is unknown here";
-
-/// The index of an [`Op`].
-pub(crate) type OpId = usize;
-
-/// How one type is read.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Op {
-    /// Without the plan: it has the bytes that the reader expects.
-    Same,
-    /// An integer of another width.
-    Int(Int),
-    /// A float of the other width; whether the writer's is an `f64`.
-    Float(bool),
-    Option(OpId),
-    /// The writer has no option.
-    Some(OpId),
-    /// The reader has no option.
-    Unwrap(OpId),
-    Sequence(OpId),
-    Map(OpId, OpId),
-    Tuple(Vec<OpId>),
-    Struct(Vec<Part>),
-    /// By the writer's numbers.
-    Enum(Vec<Chosen>),
-    /// It is not read.
-    Refused(String),
-}
-
-/// A field, in the order of the writer.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Part {
-    /// The reader takes it under this name.
-    Take { name: Box<str>, op: OpId },
-    /// The reader lacks it.
-    Skip(Id),
-}
-
-/// A variant of the writer.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Chosen {
-    /// The reader's variant of that number, and how its content is read.
-    Take { to: u32, name: Box<str>, op: OpId },
-    /// The reader's variant for unknown ones; what the writer has in its own is skipped.
-    Other { to: u32, contents: Id },
-    /// The reader lacks it.
-    Missing(Box<str>),
-}
-
-impl Part {
-    fn text_bytes(&self) -> usize {
-        match self {
-            Self::Take { name, .. } => name.len(),
-            Self::Skip(_) => 0,
-        }
-    }
-}
-
-impl Chosen {
-    fn text_bytes(&self) -> usize {
-        match self {
-            Self::Take { name, .. } | Self::Missing(name) => name.len(),
-            Self::Other { .. } => 0,
-        }
-    }
-}
 
 /// What does not fit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,13 +69,14 @@ pub struct Plan {
     /// Types of the writer that take no bytes.
     pub(crate) empty: Vec<bool>,
     partial: Vec<Problem>,
+    unsure: Vec<String>,
 }
 
 impl Plan {
     /// A plan to read values of `writer`'s type `written` as `reader`'s type `read`.
     ///
     /// # Errors
-    /// No value can be read, with all places where they do not fit.
+    /// No value can be read, with all places where they do not fit: at least one.
     ///
     /// # Panics
     /// An id is not of its schema.
@@ -140,8 +86,7 @@ impl Plan {
         reader: &Schema,
         read: Id,
     ) -> Result<Self, Vec<Problem>> {
-        let (pairs, known) = (Vec::new(), HashMap::new());
-        Self::made(Maker { writer, reader, pairs, known, parts: 0, arguments: None }, written, read)
+        Self::made(Maker::of(writer, reader), written, read)
     }
 
     /// [`Plan::new`] for two structs of arguments.
@@ -157,8 +102,8 @@ impl Plan {
         reader: &Schema,
         read: Id,
     ) -> Result<Self, Vec<Problem>> {
-        let (pairs, known, arguments) = (Vec::new(), HashMap::new(), Some((written, read)));
-        Self::made(Maker { writer, reader, pairs, known, parts: 0, arguments }, written, read)
+        let arguments = Some((written, read));
+        Self::made(Maker { arguments, ..Maker::of(writer, reader) }, written, read)
     }
 
     fn made(mut maker: Maker<'_>, written: Id, read: Id) -> Result<Self, Vec<Problem>> {
@@ -171,13 +116,18 @@ impl Plan {
             ops.push(op);
             kept.push(is_kept);
         }
+        let empty = empty(writer.types());
+        for (at, what) in lost_entries(&ops, &maker.pairs, (writer, maker.reader), &empty) {
+            (ops[at], kept[at]) = (Op::Refused(what), false);
+        }
         let refused = refused(&ops);
         if refused[root] {
             return Err(problems(&ops, root, &refused, true));
         }
         let partial = problems(&ops, root, &refused, false);
         merge_same(&mut ops, kept);
-        Ok(Self { ops, root, writer: writer.clone(), empty: empty(writer.types()), partial })
+        let unsure = maker.unsure;
+        Ok(Self { ops, root, writer: writer.clone(), empty, partial, unsure })
     }
 
     /// Whether the values can be read without it: the types have the same bytes.
@@ -201,6 +151,7 @@ impl Plan {
             _ => 0,
         };
         let partial: usize = self.partial.iter().map(|it| it.path.len() + it.what.len()).sum();
+        let partial = partial + self.unsure.iter().map(String::len).sum::<usize>();
         size_of_val(&*self.ops)
             + self.ops.iter().map(parts).sum::<usize>()
             + self.empty.len()
@@ -213,6 +164,13 @@ impl Plan {
     pub fn partial(&self) -> &[Problem] {
         &self.partial
     }
+
+    /// Fields that the writer lacks, and of which it is not known whether the reader has a default.
+    /// If it has none, it reads no value without them.
+    #[must_use]
+    pub fn unsure(&self) -> &[String] {
+        &self.unsure
+    }
 }
 
 struct Maker<'a> {
@@ -224,9 +182,15 @@ struct Maker<'a> {
     parts: usize,
     /// The pair that has the arguments of a method.
     arguments: Option<(Id, Id)>,
+    unsure: Vec<String>,
 }
 
-impl Maker<'_> {
+impl<'a> Maker<'a> {
+    fn of(writer: &'a Schema, reader: &'a Schema) -> Self {
+        let (pairs, known, unsure) = (Vec::new(), HashMap::new(), Vec::new());
+        Self { writer, reader, pairs, known, parts: 0, arguments: None, unsure }
+    }
+
     fn pair(&mut self, written: Id, read: Id) -> OpId {
         let next = self.pairs.len();
         if next == MAX_PAIRS {
@@ -259,7 +223,7 @@ impl Maker<'_> {
             }
             (_, Type::Option(to)) => Op::Some(self.pair(written, *to)),
             (Type::Option(from), _) => Op::Unwrap(self.pair(*from, read)),
-            (Type::Sequence(from), Type::Sequence(to)) => {
+            (Type::Sequence(from) | Type::Set(from), Type::Sequence(to) | Type::Set(to)) => {
                 return (Op::Sequence(self.pair(*from, *to)), true);
             }
             (Type::Map(key, value), Type::Map(to_key, to_value)) => {
@@ -327,11 +291,13 @@ impl Maker<'_> {
             let op = self.pair(field.id, to[at].id);
             parts.push(Part::Take { name: to[at].name.as_str().into(), op });
         }
-        let mut missing = to
-            .iter()
-            .zip(&given)
-            .filter(|(field, given)| given.is_none() && field.absent == Absent::Refused);
-        if let Some((field, _)) = missing.next() {
+        let missing = || to.iter().zip(&given).filter(|(_, given)| given.is_none());
+        for (field, _) in missing().filter(|(field, _)| field.absent == Absent::Unknown) {
+            if self.unsure.len() < MAX_PROBLEMS {
+                self.unsure.push(field.name.clone());
+            }
+        }
+        if let Some((field, _)) = missing().find(|(field, _)| field.absent == Absent::Refused) {
             let (kind, remedy) = match is_arguments {
                 true => ("argument", "#[rpc(default)]"),
                 false => ("field", "#[serde(default)]"),
@@ -403,61 +369,13 @@ fn kind(it: &Type) -> String {
     match it {
         Type::Option(_) => "option".to_owned(),
         Type::Sequence(_) => "sequence".to_owned(),
+        Type::Set(_) => "set".to_owned(),
         Type::Map(..) => "map".to_owned(),
         Type::Tuple(ids) => format!("tuple of {}", ids.len()),
         Type::Struct { .. } => "struct".to_owned(),
         Type::Enum { .. } => "enum".to_owned(),
         leaf => leaf.to_string(),
     }
-}
-
-/// The ops inside of an op that must all be read.
-fn needed(op: &Op) -> Vec<OpId> {
-    match op {
-        Op::Option(op) | Op::Some(op) | Op::Unwrap(op) | Op::Sequence(op) => vec![*op],
-        Op::Map(key, value) => vec![*key, *value],
-        Op::Tuple(ops) => ops.clone(),
-        Op::Struct(parts) => parts
-            .iter()
-            .filter_map(|part| match part {
-                Part::Take { op, .. } => Some(*op),
-                Part::Skip(_) => None,
-            })
-            .collect(),
-        Op::Same | Op::Int(_) | Op::Float(_) | Op::Enum(_) | Op::Refused(_) => Vec::new(),
-    }
-}
-
-/// All ops inside of an op.
-fn inside(op: &Op) -> Vec<OpId> {
-    let Op::Enum(chosen) = op else { return needed(op) };
-    let op = |chosen: &Chosen| match chosen {
-        Chosen::Take { op, .. } => Some(*op),
-        _ => None,
-    };
-    chosen.iter().filter_map(op).collect()
-}
-
-/// Which ops hold whose op, by the inner ones.
-fn outer(ops: &[Op], inside: impl Fn(&Op) -> Vec<OpId>) -> Vec<Vec<OpId>> {
-    let mut outer = vec![Vec::new(); ops.len()];
-    for (at, op) in ops.iter().enumerate() {
-        inside(op).into_iter().for_each(|inner| outer[inner].push(at));
-    }
-    outer
-}
-
-/// Marks ops, and all those that hold them.
-fn spread(mut marked: Vec<bool>, outer: &[Vec<OpId>]) -> Vec<bool> {
-    let mut left: Vec<OpId> = (0..marked.len()).filter(|at| marked[*at]).collect();
-    while let Some(at) = left.pop() {
-        for around in &outer[at] {
-            if !std::mem::replace(&mut marked[*around], true) {
-                left.push(*around);
-            }
-        }
-    }
-    marked
 }
 
 /// Of which ops no value, or not every one, can be read. A variant is only refused when it is used.
@@ -507,9 +425,13 @@ fn problems(ops: &[Op], root: OpId, refused: &[bool], is_whole: bool) -> Vec<Pro
         }
         let first = left.len();
         let mut step = |op: OpId, name: fmt::Arguments<'_>| {
-            if (!is_whole || refused[op]) && path.len() < MAX_PATH {
+            if !is_whole || refused[op] {
                 let mut path = path.clone();
-                let _ = path.write_fmt(name);
+                if path.len() < MAX_PATH {
+                    let _ = path.write_fmt(name);
+                } else if !path.ends_with(CUT) {
+                    path.push_str(CUT);
+                }
                 left.push((op, path));
             }
         };

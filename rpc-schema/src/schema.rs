@@ -134,6 +134,8 @@ pub enum Type {
     Option(Id),
     /// A list of that type.
     Sequence(Id),
+    /// A list of that type that becomes a set at its reader: equal items are one.
+    Set(Id),
     /// A map: keys and values.
     Map(Id, Id),
     /// A tuple or an array.
@@ -166,7 +168,7 @@ impl Type {
             _ => (&[], &[], &[]),
         };
         let (first, second) = match self {
-            Self::Option(id) | Self::Sequence(id) => (Some(*id), None),
+            Self::Option(id) | Self::Sequence(id) | Self::Set(id) => (Some(*id), None),
             Self::Map(key, value) => (Some(*key), Some(*value)),
             _ => (None, None),
         };
@@ -178,7 +180,7 @@ impl Type {
     #[must_use]
     pub fn with_ids(mut self, mut new: impl FnMut(Id) -> Id) -> Self {
         match &mut self {
-            Self::Option(id) | Self::Sequence(id) => *id = new(*id),
+            Self::Option(id) | Self::Sequence(id) | Self::Set(id) => *id = new(*id),
             Self::Map(key, value) => (*key, *value) = (new(*key), new(*value)),
             Self::Tuple(ids) => ids.iter_mut().for_each(|id| *id = new(*id)),
             Self::Struct { fields, .. } => fields.iter_mut().for_each(|it| it.id = new(it.id)),

@@ -120,6 +120,7 @@ impl fmt::Display for Type {
             Self::Int(int) => f.write_str(int.name()),
             Self::Option(id) => write!(f, "option #{id}"),
             Self::Sequence(id) => write!(f, "sequence #{id}"),
+            Self::Set(id) => write!(f, "set #{id}"),
             Self::Map(key, value) => write!(f, "map #{key} #{value}"),
             Self::Tuple(ids) => {
                 f.write_str("tuple (")?;
@@ -297,6 +298,10 @@ impl<'a> Line<'a> {
                 self.expect(" ")?;
                 Type::Sequence(self.id()?)
             }
+            "set" => {
+                self.expect(" ")?;
+                Type::Set(self.id()?)
+            }
             "map" => {
                 self.expect(" ")?;
                 let key = self.id()?;
@@ -412,7 +417,8 @@ error: #9
 #9 enum { Gone: #7, Old | Older: #0, Other*: #10 }
 #10 nothing
 #11 struct deny { }
-#12 unknown \"it is \\\"deep\\\"\"
+#12 set #3
+#13 unknown \"it is \\\"deep\\\"\"
 ";
 
     #[test]

@@ -201,7 +201,7 @@ impl<'de, B: Build> DeserializeSeed<'de> for Seed<'_, B> {
             Type::Bytes => from.deserialize_bytes(self),
             Type::Nothing => from.deserialize_unit(self),
             Type::Option(_) => from.deserialize_option(self),
-            Type::Sequence(_) => from.deserialize_seq(self),
+            Type::Sequence(_) | Type::Set(_) => from.deserialize_seq(self),
             Type::Map(..) => from.deserialize_map(self),
             Type::Tuple(parts) => from.deserialize_tuple(parts.len(), self),
             // As encoded, where fields have no names.
@@ -278,7 +278,7 @@ impl<'de, B: Build> Visitor<'de> for Seed<'_, B> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<B::Value, A::Error> {
         let missing = || A::Error::custom("a part is missing");
         match self.ty() {
-            Type::Sequence(item) => {
+            Type::Sequence(item) | Type::Set(item) => {
                 let mut all = Vec::new();
                 while let Some(value) = from.next_element_seed(self.of(*item))? {
                     all.push(value);

@@ -93,7 +93,7 @@ fn expected(schema: &Schema, mut id: Id) -> String {
         Type::Bytes => "bytes: a string, {\"hex\": \"00ff\"}, or a list of numbers".to_owned(),
         Type::Nothing => "null".to_owned(),
         Type::Option(_) => "something that is not described".to_owned(),
-        Type::Sequence(_) => "a list".to_owned(),
+        Type::Sequence(_) | Type::Set(_) => "a list".to_owned(),
         Type::Map(..) => "an object, or a list of [key, value]".to_owned(),
         Type::Tuple(parts) => format!("a list of {}", parts.len()),
         Type::Struct { fields, .. } => {
@@ -218,6 +218,11 @@ fn read_at(
         (Type::Sequence(item), Value::Array(all)) => {
             Data::Sequence(each(&mut std::iter::repeat(*item), all)?)
         }
+        (Type::Set(item), Value::Array(all)) => {
+            let items: Vec<Data> = each(&mut std::iter::repeat(*item), all)?;
+            distinct(path, "item", items.iter())?;
+            Data::Sequence(items)
+        }
         (Type::Map(key, value), Value::Object(all)) => {
             let entry = |(name, json): (&String, &Value)| {
                 let below = format!("{path}[{name:?}]");
@@ -231,7 +236,7 @@ fn read_at(
                 let key = read(*key, &name, &format!("the key {below}"))?;
                 Ok((key, read(*value, json, &below)?))
             };
-            distinct(path, all.iter().map(entry).collect::<Result<_, String>>()?)?
+            map(path, all.iter().map(entry).collect::<Result<_, String>>()?)?
         }
         (Type::Map(key, value), Value::Array(all)) => {
             let entry = |(at, pair): (usize, &Value)| match pair.as_array().map(Vec::as_slice) {
@@ -241,7 +246,7 @@ fn read_at(
                 )),
                 _ => Err(no()),
             };
-            distinct(path, all.iter().enumerate().map(entry).collect::<Result<_, String>>()?)?
+            map(path, all.iter().enumerate().map(entry).collect::<Result<_, String>>()?)?
         }
         (Type::Tuple(parts), Value::Array(all)) if parts.len() == all.len() => {
             Data::Tuple(each(&mut parts.iter().copied(), all)?)
@@ -263,12 +268,22 @@ fn read_at(
     })
 }
 
-/// A map, if no key is there twice. Keys with different texts may be equal: `1` and `01`.
-fn distinct(path: &str, entries: Vec<(Data, Data)>) -> Result<Data, String> {
+fn map(path: &str, entries: Vec<(Data, Data)>) -> Result<Data, String> {
+    distinct(path, "key", entries.iter().map(|(key, _)| key))?;
+    Ok(Data::Map(entries))
+}
+
+/// Refuses what is there twice: of equal keys one would be left. They may have different texts:
+/// `1` and `01`.
+fn distinct<'d>(
+    path: &str,
+    what: &str,
+    mut all: impl Iterator<Item = &'d Data>,
+) -> Result<(), String> {
     let mut seen = HashSet::new();
-    match entries.iter().find(|(key, _)| !seen.insert(format!("{key:?}"))) {
-        Some((key, _)) => Err(format!("{path}: the key {} is given twice", shown(key))),
-        None => Ok(Data::Map(entries)),
+    match all.find(|one| !seen.insert(format!("{one:?}"))) {
+        Some(one) => Err(format!("{path}: the {what} {} is given twice", shown(one))),
+        None => Ok(()),
     }
 }
 
@@ -455,7 +470,7 @@ fn example_at(schema: &Schema, id: Id, depth: usize, room: &Cell<usize>) -> Valu
         Type::Str | Type::Bytes => json!("text"),
         Type::Nothing | Type::Option(_) | Type::Unknown(_) => Value::Null,
         _ if depth == EXAMPLE_DEPTH => Value::Null,
-        Type::Sequence(item) => json!([inner(item)]),
+        Type::Sequence(item) | Type::Set(item) => json!([inner(item)]),
         Type::Map(..) => json!({}),
         Type::Tuple(parts) => parts.iter().take_while(|_| has_room()).map(inner).collect(),
         Type::Struct { fields, .. } => {
@@ -512,6 +527,10 @@ mod tests {
             assert_eq!(error, "m: the key 1 is given twice", "{text}");
         }
         assert!(read(&schema, 0, &json!({ "1": 1, "-1": 2 }), "m").is_ok());
+        let set = one("#0 set #1\n#1 str\n");
+        let error = read(&set, 0, &json!(["a", "b", "a"]), "s").unwrap_err();
+        assert_eq!(error, "s: the item \"a\" is given twice");
+        assert!(read(&set, 0, &json!(["a", "b"]), "s").is_ok());
         for text in [r#"{"a": 1, "a": 2}"#, r#"[{"b": {"a": 1, "\u0061": 2}}]"#] {
             let error = parse(text.as_bytes()).unwrap_err().to_string();
             assert!(error.contains("the name \"a\" is given twice"), "{error}");

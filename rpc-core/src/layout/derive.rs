@@ -1,5 +1,5 @@
 //! Recognises types whose `Deserialize` was written by serde's derive, and distinguishes their
-//! names.
+//! names. Recognises sets.
 
 use std::any::type_name;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,6 +15,13 @@ pub(super) fn is_derived<V>() -> bool {
 /// Whether serde's derive has written the key of a field or variant.
 pub(super) fn is_derived_key<K>() -> bool {
     type_name::<K>().contains("::__Field")
+}
+
+/// Whether a list becomes a set: `HashSet`, `BTreeSet`, and those of other crates.
+pub(super) fn is_set<T>() -> bool {
+    let name = type_name::<T>();
+    let end = name.find('<').unwrap_or(name.len());
+    name[..end].ends_with("Set")
 }
 
 /// A hash of a key's variant, which distinguishes it from the others.

@@ -34,6 +34,7 @@ impl Tree {
         match &node.what {
             What::Leaf(name) => leaf(name),
             What::Option => Type::Option(part(0)),
+            What::Sequence if node.is_set => Type::Set(part(0)),
             What::Sequence => Type::Sequence(part(0)),
             What::Map => Type::Map(part(0), part(1)),
             What::Tuple(len) => Type::Tuple((0..*len).map(part).collect()),

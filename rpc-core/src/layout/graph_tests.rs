@@ -136,6 +136,24 @@ fn a_type_inside_itself_is_one_type() {
     assert!(graph(|it| it.result(Seed::<Endless>::default(), Plain), &[]).is_none());
 }
 
+#[test]
+fn sets_are_known() {
+    use std::collections::{BTreeSet, HashSet, VecDeque};
+    type Lists = (BTreeSet<String>, HashSet<u16>, VecDeque<u16>, Vec<u16>, BTreeSet<u8>);
+    expect::<Lists>(
+        "result: #0
+        #0 tuple (#1, #3, #5, #5, #6)
+        #1 set #2
+        #2 str
+        #3 set #4
+        #4 u16
+        #5 sequence #4
+        #6 bytes",
+    );
+    let lines = Schema::of(|it| it.result(Seed::<Lists>::default(), Plain), &[]).unwrap();
+    assert_eq!(graph_of::<Lists>().disagreement(lines.lines(), &[""; 0]), None);
+}
+
 #[derive(Serialize, Deserialize)]
 enum Expr {
     If(Box<If>),

@@ -35,7 +35,9 @@ use serde::de::DeserializeSeed;
 
 pub use self::look::Writes;
 use self::look::{Looked, look};
-pub(crate) use self::own::{MAX_SCHEMA_BYTES, MethodTypes, OwnTypes, version};
+pub(crate) use rpc_schema::exchange::{MAX_SCHEMA_BYTES, split as version};
+
+pub(crate) use self::own::{MethodTypes, OwnTypes};
 use self::tree::Tree;
 use crate::session::CopiedTails;
 use crate::text::printable;

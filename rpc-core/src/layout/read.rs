@@ -9,7 +9,7 @@ use std::any::type_name;
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::PAYLOAD;
-use super::derive::{is_derived, struct_of};
+use super::derive::{is_derived, is_set, struct_of};
 use super::trace::{BYTES, LENGTHS, NUMBERS, Stopped, TEXTS, Trace, Traced};
 use super::tree::{Cause, Id, Names, QUIET, What};
 
@@ -215,6 +215,9 @@ impl Deserializer<'static> for At<'_> {
 
     fn deserialize_seq<V: Visitor<'static>>(mut self, visitor: V) -> Traced<V::Value> {
         self.note(What::Sequence);
+        if let Some(node) = self.trace.tree.get_mut(self.id) {
+            node.is_set = is_set::<V::Value>();
+        }
         let len = LENGTHS[self.trace.candidate];
         self.container(|at, is_full| {
             visitor.visit_seq(Elements::repeated(at, if is_full { len } else { 0 }, 1))

@@ -222,6 +222,8 @@ pub(super) struct Node {
     pub(super) type_name: &'static str,
     parent: Option<(Id, usize)>,
     parts: Vec<Id>,
+    /// The sequence becomes a set, which has equal items once.
+    pub(super) is_set: bool,
     /// The last round in which everything inside was shown. 0: none.
     pub(super) settled: u8,
     /// The last value that was tried was refused.
@@ -300,6 +302,7 @@ impl Tree {
             type_name: "",
             parent,
             parts: Vec::new(),
+            is_set: false,
             settled: 0,
             refuses: false,
             is_dead: false,

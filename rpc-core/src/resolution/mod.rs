@@ -16,6 +16,7 @@ mod used;
 use std::sync::Arc;
 
 use rpc_schema::Plan;
+use rpc_schema::exchange::MAX_PLAN_BYTES;
 use rpc_schema::plan::Problem;
 use rpc_schema::schema::Root;
 use rpc_schema::text::parse;
@@ -31,8 +32,6 @@ use crate::layout::{MAX_SCHEMA_BYTES, MethodTypes, OwnTypes, version};
 use crate::method::MethodDescriptor;
 use crate::text::printable;
 
-/// Most memory of a plan, bytes.
-const MAX_PLAN_BYTES: usize = 256 << 10;
 /// Longest part of a text about problems, bytes.
 const MAX_SHOWN_BYTES: usize = 2048;
 

@@ -58,7 +58,7 @@ impl<'de> DeserializeSeed<'de> for Skip<'_> {
             Type::Bytes => from.deserialize_bytes(self),
             Type::Nothing => from.deserialize_unit(self),
             Type::Option(_) => from.deserialize_option(self),
-            Type::Sequence(_) => from.deserialize_seq(self),
+            Type::Sequence(_) | Type::Set(_) => from.deserialize_seq(self),
             Type::Map(..) => from.deserialize_map(self),
             Type::Tuple(parts) => from.deserialize_tuple(parts.len(), self),
             Type::Struct { fields, .. } => from.deserialize_tuple(fields.len(), self),
@@ -104,7 +104,7 @@ impl<'de> Visitor<'de> for Skip<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<(), A::Error> {
-        if let Type::Sequence(item) = self.ty() {
+        if let Type::Sequence(item) | Type::Set(item) = self.ty() {
             while from.next_element_seed(self.of(*item))?.is_some() {}
             return Ok(());
         }

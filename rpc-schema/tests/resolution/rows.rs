@@ -299,3 +299,46 @@ fn a_plan_for_hundred_fields_is_small() {
         assert!(bytes <= 16 << 10, "{bytes}");
     }
 }
+
+/// Regression: entries of a map vanished without a word.
+#[test]
+fn entries_that_become_one_are_refused() {
+    let one = |why: &str| format!("two of its entries can become one here: {why}");
+    let merged = one("the variants `A` and `B` are one variant here");
+    let from = "struct { m: #1 }\nmap #2 #3\nenum { A: #4, B: #4 }\nu8\nnothing";
+    let to = "struct { m: #1 }\nmap #2 #3\nenum { AB | A | B: #4 }\nu8\nnothing";
+    refused(from, to, &[&format!("`m`: {merged}")]);
+    // Also somewhere inside of a key.
+    let deep = |key: &str| format!("map #1 #2\ntuple (#2, #3)\nu8\noption #4\n{key}\nnothing");
+    refused(&deep("enum { A: #5, B: #5 }"), &deep("enum { A | B: #5 }"), &[&merged]);
+    let other = |contents: usize, more: &str| {
+        format!("map #1 #2\nenum {{ A: #{contents}{more} }}\nu8\nnothing")
+    };
+    let reader = other(3, ", Other*: #3");
+    let names = one("the variants `B` and `C` are one variant here");
+    refused(&other(3, ", B: #3, C: #3"), &reader, &[&names]);
+    let skipped = one("what the variant `B` holds is skipped here");
+    refused(&other(3, ", B: #2"), &reader, &[&skipped]);
+    assert!(plan(&other(3, ", B: #3"), &reader).is_ok());
+    let field = one("the field `b` is unknown here");
+    let key = |fields: &str| format!("map #1 #2\nstruct {{ {fields} }}\nu8\nnothing");
+    refused(&key("a: #2, b: #2"), &key("a: #2"), &[&field]);
+    assert!(plan(&key("a: #2, b: #3"), &key("a: #2")).is_ok(), "no byte is skipped");
+    assert!(plan(&key("a: #2"), &key("b?: #2, a: #2")).is_ok());
+    // Within a variant the others can be read.
+    let inner = |key: &str| format!("enum {{ A: #1, B: #2 }}\nmap #3 #3\nnothing\n{key}");
+    let partial = plan(&inner("f64"), &inner("f32")).unwrap();
+    let found: Vec<_> = partial.partial().iter().map(Problem::to_string).collect();
+    assert_eq!(found, [format!("`::A`: {}", one("an `f64` is rounded to an `f32`"))]);
+    assert!(!partial.is_same());
+    // Values may become equal.
+    let values = |value: &str| format!("map #2 #1\n{value}\nu8\nnothing");
+    let (two, one) = (values("enum { A: #3, B: #3 }"), values("enum { A | B: #3 }"));
+    assert!(plan(&two, &one).is_ok());
+    // A list keeps equal items, a set does not.
+    let list = |kind: &str, item: &str| format!("{kind} #1\n{item}\nnothing");
+    let (two, one) = ("enum { A: #2, B: #2 }", "enum { A | B: #2 }");
+    assert!(plan(&list("set", two), &list("sequence", one)).is_ok());
+    refused(&list("sequence", two), &list("set", one), &[&merged]);
+    assert!(plan(&list("sequence", two), &list("set", two)).unwrap().is_same());
+}

@@ -85,7 +85,7 @@ impl<'de> DeserializeSeed<'de> for Typed<'_> {
             Type::Bytes => from.deserialize_bytes(typed),
             Type::Nothing => from.deserialize_unit(typed),
             Type::Option(_) => from.deserialize_option(typed),
-            Type::Sequence(_) => from.deserialize_seq(typed),
+            Type::Sequence(_) | Type::Set(_) => from.deserialize_seq(typed),
             Type::Map(..) => from.deserialize_map(typed),
             Type::Tuple(parts) => from.deserialize_tuple(parts.len(), typed),
             Type::Struct { fields, .. } => {
@@ -236,7 +236,7 @@ impl<'de> Visitor<'de> for Visit<'_> {
                 let parts = fields.iter().map(|it| part(it.id)).collect::<Result<_, _>>();
                 parts.map(Read::Fields)
             }
-            Type::Sequence(item) => {
+            Type::Sequence(item) | Type::Set(item) => {
                 let mut all = Vec::new();
                 while let Some(item) = from.next_element_seed(self.typed.of(*item))? {
                     all.push(item);
@@ -360,7 +360,7 @@ pub(crate) fn to_json(schema: &Schema, id: Id, data: &Data, knows: &dyn Fn(&str)
         }
         (_, Data::Nothing | Data::None) => Value::Null,
         (Type::Option(of), Data::Some(value)) => inner(*of, value),
-        (Type::Sequence(of), Data::Sequence(all)) => {
+        (Type::Sequence(of) | Type::Set(of), Data::Sequence(all)) => {
             all.iter().map(|item| inner(*of, item)).collect()
         }
         (Type::Map(key, value), Data::Map(all)) => {

@@ -147,6 +147,9 @@ impl Types<'_> {
         match self.schema.get(id) {
             Type::Option(inner) => json!({ "anyOf": [self.reference(*inner), { "type": "null" }] }),
             Type::Sequence(item) => json!({ "type": "array", "items": self.reference(*item) }),
+            Type::Set(item) => json!({
+                "type": "array", "items": self.reference(*item), "uniqueItems": true,
+            }),
             Type::Map(key, value) => json!({ "anyOf": [
                 { "type": "object", "additionalProperties": self.reference(*value) },
                 { "type": "array", "items": self.tuple(&[*key, *value]) },
