@@ -1,5 +1,7 @@
 //! Random types, changes of them, and values.
 
+use std::collections::HashSet;
+
 use rpc_schema::Schema;
 use rpc_schema::schema::{Absent, Field, Id, Int, Root, Type, Variant};
 use rpc_schema::value::Data;
@@ -35,11 +37,18 @@ pub(crate) struct Maker {
     pub(crate) random: Random,
     types: Vec<Type>,
     names: usize,
+    /// Whether JSON can express all values.
+    is_json: bool,
 }
 
 impl Maker {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { random: Random::new(seed), types: Vec::new(), names: 0 }
+        Self { random: Random::new(seed), types: Vec::new(), names: 0, is_json: true }
+    }
+
+    /// Also makes types that JSON cannot express: options in options, sets, and keys of any type.
+    pub(crate) fn of_all(seed: u64) -> Self {
+        Self { is_json: false, ..Self::new(seed) }
     }
 
     /// A type whose names are unlike all others.
@@ -75,12 +84,12 @@ impl Maker {
                 return id;
             }
             0..=2 => self.leaf(),
-            3 => Type::Option(self.no_option(depth, around)),
+            3 if self.is_json => Type::Option(self.no_option(depth, around)),
+            3 => Type::Option(self.add(depth + 1, around)),
+            4 if !self.is_json && self.random.one_in(3) => Type::Set(self.key(depth)),
             4 => Type::Sequence(self.add(depth + 1, around)),
             5 => {
-                let key = self.types.len();
-                let kind = if self.random.one_in(2) { Type::Str } else { Type::Int(Int::U16) };
-                self.types.push(kind);
+                let key = self.key(depth);
                 Type::Map(key, self.add(depth + 1, around))
             }
             6 => {
@@ -101,6 +110,15 @@ impl Maker {
         };
         self.types[id] = made;
         id
+    }
+
+    fn key(&mut self, depth: usize) -> Id {
+        if !self.is_json && self.random.one_in(2) {
+            return self.add(depth + 2, &[]);
+        }
+        let kind = if self.random.one_in(2) { Type::Str } else { Type::Int(Int::U16) };
+        self.types.push(kind);
+        self.types.len() - 1
     }
 
     /// JSON does not tell an option in an option from one.
@@ -219,9 +237,15 @@ impl Maker {
                 }
             }
         }
+        let for_unknown = other.take().map(|at| variants[at].name.clone());
         if self.random.one_in(one_in) && variants.len() > 1 {
             let at = self.random.below(variants.len());
-            variants.remove(at);
+            let gone = variants.remove(at);
+            // Two variants become one.
+            if !self.is_json && self.random.one_in(3) {
+                let at = self.random.below(variants.len());
+                variants[at].aliases.push(gone.name);
+            }
         }
         if self.random.one_in(one_in) {
             let new = self.variant(3, &[]);
@@ -232,6 +256,8 @@ impl Maker {
             let to = self.random.below(variants.len());
             variants.swap(0, to);
         }
+        let is_it = |variant: &Variant| for_unknown.as_ref() == Some(&variant.name);
+        *other = variants.iter().position(is_it);
         if self.random.one_in(one_in) {
             self.types.push(Type::Nothing);
             let id = self.types.len() - 1;
@@ -290,18 +316,28 @@ impl Values<'_> {
             Type::Nothing => Data::Nothing,
             Type::Option(_) if len == 0 => Data::None,
             Type::Option(inner) => Data::Some(Box::new(self.make(*inner, depth + 1))),
+            Type::Set(item) => {
+                let mut seen = HashSet::new();
+                let all = (0..len).map(|_| self.make(*item, depth + 1));
+                Data::Sequence(all.filter(|it| seen.insert(format!("{it:?}"))).collect())
+            }
             Type::Sequence(item) => {
                 Data::Sequence((0..len).map(|_| self.make(*item, depth + 1)).collect())
             }
             Type::Map(key, value) => {
+                let mut seen = HashSet::new();
                 let entry = |at: usize| {
+                    let small = 1 + at;
                     let key = match schema.get(*key) {
-                        Type::Int(int) => Data::Int(*int, 1 + i128::try_from(at).expect("small")),
-                        _ => Data::Str(format!("key {at}")),
+                        Type::Int(Int::U128) => Data::U128(u128::try_from(small).expect("small")),
+                        Type::Int(int) => Data::Int(*int, i128::try_from(small).expect("small")),
+                        Type::Str => Data::Str(format!("key {at}")),
+                        _ => self.make(*key, depth + 1),
                     };
                     (key, self.make(*value, depth + 1))
                 };
-                Data::Map((0..len).map(entry).collect())
+                let all = (0..len).map(entry);
+                Data::Map(all.filter(|(key, _)| seen.insert(format!("{key:?}"))).collect())
             }
             Type::Tuple(ids) => {
                 Data::Tuple(ids.iter().map(|id| self.make(*id, depth + 1)).collect())
