@@ -9,6 +9,7 @@ mod calls;
 mod converted;
 mod elsewhere;
 mod layers;
+mod more_rows;
 mod raced;
 mod rows;
 mod streams;

@@ -125,6 +125,9 @@ macro_rules! row {
 
             #[test]
             fn works() {
+                crate::versions::check_verdicts::<old::RowClient, new::RowClient>(
+                    NEW_READS, OLD_READS,
+                );
                 crate::run(async {
                     for channel in crate::channels(|| new::RowServer::new(new::Shows)).await {
                         let client = old::RowClient::new(channel);
@@ -147,8 +150,57 @@ macro_rules! row {
     };
 }
 
+use rpc_core::service::Described;
 use rpc_core::{Code, Status};
+use rpc_schema::changes::{Outcome, changes};
+use rpc_schema::services::{Kind, Method, Services};
 pub(crate) use {row, version};
+
+/// The types of a version, as `rpcctl schema save` keeps them.
+fn services<S: Described>() -> Services {
+    let mut services = Services::default();
+    for method in S::service().methods {
+        let name = method.name.rsplit('.').next().unwrap();
+        let kind = match name {
+            "take_all" => Kind::SentItems,
+            "give_all" => Kind::Items,
+            "show_all" => Kind::BothStreams,
+            _ => Kind::Unary,
+        };
+        let schema = method.types().expect("described").clone();
+        let signature = method.signature.to_owned();
+        services.add("Row", name, Method { kind, signature, schema }).unwrap();
+    }
+    services
+}
+
+/// Checks that what `rpcctl schema diff` says of the versions is what calls do.
+#[track_caller]
+pub fn check_verdicts<Old: Described, New: Described>(new_reads: Read, old_reads: Read) {
+    for change in changes(&services::<Old>(), &services::<New>()) {
+        let is_read_by_server =
+            !change.method.ends_with("give") && !change.method.ends_with("give_all");
+        let (by_old_client, by_new_client) = match is_read_by_server {
+            true => (new_reads, old_reads),
+            false => (old_reads, new_reads),
+        };
+        for (outcome, read) in
+            [(&change.old_client, by_old_client), (&change.new_client, by_new_client)]
+        {
+            assert!(agrees(outcome, read), "{read:?} of {change}");
+        }
+    }
+}
+
+/// Whether all calls break, or only values decide. One value of an enum says nothing of the other
+/// variants, which are a break, too.
+fn agrees(outcome: &Outcome, read: Read) -> bool {
+    let is_of_variant = || outcome.problems.iter().all(|it| it.path.contains("::"));
+    match read {
+        Read::Never(_) => !outcome.works(),
+        Read::Is(_) | Read::Fails(_) => outcome.works() || is_of_variant(),
+    }
+}
 
 /// What several calls have returned.
 type Found = Vec<Result<String, Status>>;
