@@ -16,7 +16,7 @@ use crate::options::{CodecName, Common, ProtectionName};
 /// Default time limit for connecting, and for each look-up.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum length of what a server describes at once, bytes.
-const MAX_DESCRIBED_BYTES: usize = 256 << 20;
+const MAX_DESCRIBED_BYTES: usize = 64 << 20;
 /// Minimum similarity of a name that is suggested.
 const ALIKE: f64 = 0.75;
 

@@ -191,6 +191,32 @@ fn lines_and_types_that_disagree_are_refused() {
     assert!(answer.message().contains(why), "{answer:?}");
 }
 
+/// Describes methods without end.
+struct Endless;
+
+impl Reflect for Endless {
+    async fn services(&self) -> Vec<ServiceInfo> {
+        Vec::new()
+    }
+
+    async fn methods(&self, _: &str) -> Result<Vec<MethodInfo>, Status> {
+        Ok(Vec::new())
+    }
+
+    async fn describe(&self, _: &str) -> Result<impl Stream<Item = Description>, Status> {
+        let service =
+            serde_json::json!({ "name": "s", "docs": "d".repeat(1 << 20), "methods": [] });
+        let service = Description::Service(serde_json::from_value(service).unwrap());
+        Ok(stream::iter(std::iter::repeat(service)))
+    }
+}
+
+#[test]
+fn an_endless_description_is_given_up() {
+    let world = World::start("shm", |builder| builder.add_service(ReflectServer::new(Endless)));
+    world.bad("call", &["Stock.last"], "", &["the server describes more than"]);
+}
+
 /// Reflection of a server of before `describe`.
 struct Earlier(ReflectServer<Liar>);
 
