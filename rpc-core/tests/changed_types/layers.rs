@@ -151,7 +151,7 @@ fn retries_read_each_server_by_its_types() {
 #[test]
 fn hedges_read_each_server_by_its_types() {
     crate::run(async {
-        // First calls may be hedged, too, so either server may meet these types by a second attempt.
+        // First calls may be hedged, too: a server may meet these types by a second attempt.
         let policy = HedgingPolicy::new().delay(Duration::from_millis(5)).budget(1.0);
         let (shelves, client) = pair(Channel::builder()).await;
         // Both are connected, and calls that may be hedged have filled the budget.
