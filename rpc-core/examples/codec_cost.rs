@@ -80,7 +80,7 @@ fn least(mut run: impl FnMut()) -> f64 {
 }
 
 fn types<D: Described>() -> Schema {
-    D::service().methods[0].types().expect("they can be looked at")
+    D::service().methods[0].types().expect("they can be looked at").clone()
 }
 
 fn main() {

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use rpc_schema::hash::{method_id, signature_hash};
 use rpc_transport::lock::Mutex;
 
-use crate::layout::{OwnTypes, Schema, Tracer, graph, own_types};
+use crate::layout::{OwnTypes, Schema, Tracer, graph};
 use crate::session::{CallHead, CallStreams, CopiedTails};
 
 /// Describes a method to both sides. Lives in a `static` of the generated code.
@@ -327,12 +327,11 @@ impl MethodDescriptor {
     /// when a peer's differ for the first time.
     #[cold]
     pub(crate) fn own_types(&'static self) -> Option<&'static OwnTypes> {
-        self.own_types
-            .get_or_init(|| {
-                self.compared()?;
-                own_types(self.types()?, self.signature, self.arguments)
-            })
-            .as_ref()
+        let find = || {
+            let types = self.compared().and_then(|_| self.types())?;
+            OwnTypes::new(types, self.signature, self.arguments.len())
+        };
+        self.own_types.get_or_init(find).as_ref()
     }
 
     /// Which of its messages have tails that their readers copy out, as far as its types were

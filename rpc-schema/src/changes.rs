@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::exchange::{self, MAX_PLAN_BYTES, MAX_SCHEMA_BYTES, version, with_arguments};
+use crate::exchange::{self, MAX_PLAN_BYTES, MAX_SCHEMA_BYTES, MethodTypes, version};
 use crate::plan::{Plan, Problem, UNKNOWN_VARIANT};
 use crate::schema::{Absent, Id, Root, Schema, Type};
 use crate::services::{Method, Services};
@@ -176,13 +176,14 @@ fn resolved(client: &Schema, server: &Schema) -> Outcome {
     let mut outcome = Outcome::default();
     // The memory of the plans of each end.
     let (mut at_client, mut at_server) = (KEPT_BYTES, KEPT_BYTES);
-    match (with_arguments(client.clone()), with_arguments(server.clone())) {
-        (Ok((client, written)), Ok((server, read))) => {
-            let plan = Plan::of_arguments(&client, written, &server, read);
+    match [client, server].map(|it| MethodTypes::new(it.clone())) {
+        [Ok(of_client), Ok(of_server)] => {
+            let (written, read) = (of_client.arguments, of_server.arguments);
+            let plan = Plan::of_arguments(&of_client.schema, written, &of_server.schema, read);
             at_server += client.to_string().len() + outcome.add("", plan);
             at_client += server.to_string().len();
         }
-        (Err(flaw), _) | (_, Err(flaw)) => {
+        [Err(flaw), _] | [_, Err(flaw)] => {
             return Outcome::broken(format!("its arguments cannot be read by name: {flaw}"));
         }
     }

@@ -37,23 +37,56 @@ pub fn split(text: &str) -> (Option<&str>, &str) {
     line.map_or((None, text), |(version, schema)| (Some(version), schema))
 }
 
-/// The same types, and one struct of the arguments: they are read by name.
-///
-/// # Errors
-/// The arguments are no struct: two have one name, or they have too many parts.
-pub fn with_arguments(schema: Schema) -> Result<(Schema, Id), Flaw> {
-    let (mut types, roots) = schema.into_parts();
-    let argument = |(root, id): &(Root, Id)| match root {
-        Root::Argument { name, absent } => {
-            let (name, aliases) = (name.clone(), Vec::new());
-            Some(Field { name, aliases, absent: *absent, id: *id })
-        }
-        _ => None,
-    };
-    let fields = roots.iter().filter_map(argument).collect();
-    let arguments = types.len();
-    types.push(Type::Struct { fields, denies_unknown: false });
-    Ok((Schema::new(types, roots)?, arguments))
+/// The types of a method, of either end.
+#[derive(Debug)]
+pub struct MethodTypes {
+    /// The types.
+    pub schema: Schema,
+    /// The arguments as one struct: they are read by name.
+    pub arguments: Id,
+}
+
+impl MethodTypes {
+    /// The types of a schema.
+    ///
+    /// # Errors
+    /// The arguments are no struct: two have one name, or they have too many parts.
+    pub fn new(schema: Schema) -> Result<Self, Flaw> {
+        let (mut types, roots) = schema.into_parts();
+        let argument = |(root, id): &(Root, Id)| match root {
+            Root::Argument { name, absent } => {
+                let (name, aliases) = (name.clone(), Vec::new());
+                Some(Field { name, aliases, absent: *absent, id: *id })
+            }
+            _ => None,
+        };
+        let fields = roots.iter().filter_map(argument).collect();
+        let arguments = types.len();
+        types.push(Type::Struct { fields, denies_unknown: false });
+        Ok(Self { schema: Schema::new(types, roots)?, arguments })
+    }
+}
+
+/// The types of a method of this end.
+#[derive(Debug)]
+pub struct OwnTypes {
+    /// The types.
+    pub types: MethodTypes,
+    /// The text that is sent.
+    pub text: String,
+}
+
+impl OwnTypes {
+    /// The types of a method with this signature and so many arguments. `None`: one of these could
+    /// not be looked into, they cannot be read by name, or the text is too long to be sent.
+    #[must_use]
+    pub fn new(schema: &Schema, signature: &str, arguments: usize) -> Option<Self> {
+        let text = text(schema, signature);
+        // An argument that could not be looked into is missing.
+        let is_whole = schema.arguments().count() == arguments;
+        let types = MethodTypes::new(schema.clone()).ok()?;
+        (is_whole && text.len() <= MAX_SCHEMA_BYTES).then_some(Self { types, text })
+    }
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@
 //!
 //! let mut found = reflect.describe("Greeter.greet").await?;
 //! let Some(Description::Method(greet)) = found.try_next().await? else { panic!() };
-//! assert_eq!((&greet.info, &greet.lines[..]), (method, &["0: str".into(), "result: str".into()][..]));
+//! assert_eq!((&greet.info, greet.lines.join(", ")), (method, "0: str, result: str".into()));
 //! assert_eq!(greet.types, "argument name: #0\nresult: #0\n#0 str\n");
 //! # Ok(()) }
 //! ```
@@ -52,8 +52,7 @@ use crate::text::printable;
 
 /// Maximum length of a requested name that is repeated in an error, bytes.
 const MAX_SHOWN_BYTES: usize = 128;
-/// Maximum length of a method's described types, bytes. A method with longer ones is described
-/// without types, so that a message has room for it.
+/// Maximum length of a method's described types, bytes: a message must have room for them.
 const MAX_TYPES_BYTES: usize = 1 << 20;
 
 /// A service.
@@ -215,36 +214,19 @@ impl Reflect for Reflection {
     }
 
     async fn describe(&self, name: &str) -> Result<impl Stream<Item = Description>, Status> {
-        let all = || self.all().iter().copied();
-        let services: Vec<_> = all().filter(|it| name.is_empty() || it.name == name).collect();
-        let mut found: Vec<Found> = Vec::new();
-        for service in services {
-            found.push(Found::Service(service));
-            found.extend(service.methods.iter().copied().map(Found::Method));
+        let is_it = |service: &&'static ServiceDescriptor| {
+            name == service.name || service.methods.iter().any(|method| method.name == name)
+        };
+        if !name.is_empty() && !self.all().iter().any(is_it) {
+            return Err(self.not_found("service or method", name));
         }
-        if found.is_empty() {
-            let methods = all().flat_map(|service| service.methods.iter().copied());
-            found.extend(methods.filter(|it| it.name == name).map(Found::Method));
-        }
-        match found.is_empty() && !name.is_empty() {
-            true => Err(self.not_found("service or method", name)),
-            false => Ok(stream::iter(found.into_iter().map(Found::describe))),
-        }
-    }
-}
-
-/// What is to be described.
-enum Found {
-    Service(&'static ServiceDescriptor),
-    Method(&'static MethodDescriptor),
-}
-
-impl Found {
-    fn describe(self) -> Description {
-        match self {
-            Self::Service(service) => Description::Service(ServiceInfo::of(service)),
-            Self::Method(method) => Description::Method(MethodDescription::of(method)),
-        }
+        Ok(stream::iter(self.all().iter().flat_map(move |service| {
+            let is_whole = name.is_empty() || name == service.name;
+            let head = is_whole.then(|| Description::Service(ServiceInfo::of(service)));
+            let methods = service.methods.iter().filter(move |it| is_whole || it.name == name);
+            let methods = methods.map(|method| Description::Method(MethodDescription::of(method)));
+            head.into_iter().chain(methods)
+        })))
     }
 }
 

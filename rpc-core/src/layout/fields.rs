@@ -4,8 +4,8 @@
 
 use std::any::type_name;
 
-use serde::de::value::{BorrowedStrDeserializer, U64Deserializer, UnitDeserializer};
-use serde::de::{DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
+use serde::de::value::{BorrowedStrDeserializer, UnitDeserializer};
+use serde::de::{DeserializeSeed, MapAccess, Visitor};
 
 use super::derive::{is_derived, is_derived_key, key_of};
 use super::read::{At, Elements};
@@ -31,7 +31,7 @@ impl At<'_> {
             });
         let stranger = Asking::of(is_bare && self.trace.asks_stranger(type_name::<V>()));
         let (given, next) = (Vec::new(), [0; 2]);
-        let mut fields = Fields { at: self, given, current: 0, next, is_bare, stranger };
+        let mut fields = Fields { at: self, given, current: None, next, is_bare, stranger };
         let visited = visitor.visit_map(&mut fields);
         let asked = fields.stranger;
         match asked {
@@ -106,18 +106,13 @@ impl At<'_> {
 struct Fields<'a, 'b> {
     at: &'a mut At<'b>,
     given: Vec<bool>,
-    current: usize,
+    /// The field whose name was given; `None`: a new or a strange one.
+    current: Option<usize>,
     /// All fields before these are given or not to be chosen: among those to give first, and among
     /// those that were refused. A struct has up to thousands of fields, and as many runs.
     next: [usize; 2],
     is_bare: bool,
     stranger: Asking,
-}
-
-/// What is given next.
-enum Chosen {
-    Known(usize),
-    New(&'static str),
 }
 
 /// Whether a field is given that the type does not have.
@@ -139,34 +134,31 @@ impl Asking {
 }
 
 impl Fields<'_, '_> {
-    /// What to give next: first what was accepted before, then what is new, then what was refused.
-    fn choose(&mut self) -> Option<Chosen> {
+    /// The name to give next: first what was accepted before, then what is new, then what was
+    /// refused.
+    fn choose(&mut self) -> Option<&'static str> {
         let tree = &self.at.trace.tree;
         let names = tree.names(self.at.id)?;
         let node = |field: usize| tree.part(self.at.id, field).and_then(|part| tree.get(part));
-        let is_open = |field: usize| {
-            !self.given.get(field).copied().unwrap_or(false)
-                && !node(field).is_some_and(|node| node.is_dead)
+        let is_open = |field: &usize| {
+            !self.given.get(*field).copied().unwrap_or(false)
+                && !node(*field).is_some_and(|node| node.is_dead)
         };
-        let is_first = |field: usize| match self.is_bare {
-            true => node(field).is_some_and(|node| node.is_needed),
-            false => !node(field).is_some_and(|node| node.refuses),
+        let is_first = |field: &usize| match self.is_bare {
+            true => node(*field).is_some_and(|node| node.is_needed),
+            false => !node(*field).is_some_and(|node| node.refuses),
         };
         let [first, last] = &mut self.next;
-        let found = (*first..names.len()).find(|field| is_open(*field) && is_first(*field));
-        *first = found.unwrap_or(names.len());
-        if let Some(field) = found {
-            return Some(Chosen::Known(field));
+        self.current = (*first..names.len()).find(|field| is_open(field) && is_first(field));
+        *first = self.current.unwrap_or(names.len());
+        if self.current.is_none() && !self.is_bare {
+            if let Some(new) = names.next_untried() {
+                return Some(new);
+            }
+            self.current = (*last..names.len()).find(is_open);
+            *last = self.current.unwrap_or(names.len());
         }
-        if self.is_bare {
-            return None;
-        }
-        if let Some(new) = names.next_untried() {
-            return Some(Chosen::New(new));
-        }
-        let found = (*last..names.len()).find(|field| is_open(*field));
-        *last = found.unwrap_or(names.len());
-        found.map(Chosen::Known)
+        self.current.map(|field| names.any_of(field))
     }
 }
 
@@ -178,24 +170,12 @@ impl MapAccess<'static> for &mut Fields<'_, '_> {
             self.stranger = Asking::Refused;
             let key = seed.deserialize(BorrowedStrDeserializer::<Stopped>::new(STRANGER))?;
             self.stranger = Asking::Skipped;
-            self.current = usize::MAX;
+            self.current = None;
             return Ok(Some(key));
         }
-        let Some(chosen) = self.choose() else { return Ok(None) };
+        let Some(name) = self.choose() else { return Ok(None) };
+        let key = seed.deserialize(BorrowedStrDeserializer::new(name))?;
         let id = self.at.id;
-        let names = self.at.trace.tree.names(id);
-        let key = match chosen {
-            Chosen::New(name) => seed.deserialize(BorrowedStrDeserializer::<Stopped>::new(name))?,
-            // Derived code finds a number faster than a name.
-            Chosen::Known(field) if self.is_bare && is_derived_key::<S::Value>() => {
-                let number: U64Deserializer<Stopped> = (field as u64).into_deserializer();
-                seed.deserialize(number)?
-            }
-            Chosen::Known(field) => {
-                let name = names.map_or("", |names| names.any_of(field));
-                seed.deserialize(BorrowedStrDeserializer::<Stopped>::new(name))?
-            }
-        };
         if !is_derived_key::<S::Value>() {
             if let Some(node) = self.at.trace.tree.get_mut(id) {
                 node.what = What::Anything(Cause::TagAndContent);
@@ -203,21 +183,19 @@ impl MapAccess<'static> for &mut Fields<'_, '_> {
             return Err(Stopped::Other);
         }
         let Some(names) = self.at.trace.tree.names_mut(id) else { return Err(Stopped::Other) };
-        self.current = match chosen {
-            Chosen::Known(field) => field,
-            Chosen::New(_) => names.learn(key_of(&key)),
-        };
-        if self.given.len() <= self.current {
-            self.given.resize(self.current + 1, false);
+        let current = self.current.unwrap_or_else(|| names.learn(key_of(&key)));
+        self.current = Some(current);
+        if self.given.len() <= current {
+            self.given.resize(current + 1, false);
         }
-        self.given[self.current] = true;
+        self.given[current] = true;
         Ok(Some(key))
     }
 
     fn next_value_seed<S: DeserializeSeed<'static>>(&mut self, seed: S) -> Traced<S::Value> {
         match self.current {
-            usize::MAX => seed.deserialize(UnitDeserializer::new()),
-            field => self.at.part(field, seed),
+            None => seed.deserialize(UnitDeserializer::new()),
+            Some(field) => self.at.part(field, seed),
         }
     }
 }

@@ -19,7 +19,6 @@ mod derive;
 mod fields;
 mod graph;
 mod look;
-mod own;
 mod read;
 mod trace;
 mod tree;
@@ -28,6 +27,7 @@ mod write;
 
 use std::fmt::Write;
 
+pub(crate) use rpc_schema::exchange::{MAX_SCHEMA_BYTES, MethodTypes, OwnTypes, split as version};
 use rpc_schema::hash::signature_hash;
 use rpc_schema::lines::{self, ARGUMENTS, Difference, named};
 use rpc_schema::schema::{Absent, Root, Type};
@@ -35,9 +35,6 @@ use serde::de::DeserializeSeed;
 
 pub use self::look::Writes;
 use self::look::{Looked, look};
-pub(crate) use rpc_schema::exchange::{MAX_SCHEMA_BYTES, split as version};
-
-pub(crate) use self::own::{MethodTypes, OwnTypes};
 use self::tree::Tree;
 use crate::session::CopiedTails;
 use crate::text::printable;
@@ -278,18 +275,6 @@ pub(crate) fn graph(trace: fn(&mut Tracer), arguments: &[&str]) -> Option<rpc_sc
         }
     }
     Some(rpc_schema::Schema::new(types, roots).ok()?.minimal())
-}
-
-/// The types of a method, to be compared with those of a peer. `None`: an argument could not be
-/// looked into, or the schema is longer than is sent.
-pub(crate) fn own_types(
-    schema: &rpc_schema::Schema,
-    signature: &str,
-    arguments: &[&str],
-) -> Option<OwnTypes> {
-    // An argument that could not be looked into is missing.
-    let is_whole = schema.arguments().count() == arguments.len();
-    is_whole.then(|| OwnTypes::new(schema.clone(), signature))?
 }
 
 fn shown_difference(difference: &Difference<'_>, arguments: &[&str]) -> String {
