@@ -74,6 +74,8 @@ fuzz_target!(|data: &[u8]| {
         && !schema.types().is_empty()
     {
         read_order(&schema, message.as_bytes());
+        let lines: Vec<&str> = message.lines().collect();
+        let _ = schema.disagreement(&lines, &["first", "second"]);
     }
     let lines: Vec<&str> = text.lines().collect();
     let schema = Schema::from_lines(&lines, &["first", "second"]);
