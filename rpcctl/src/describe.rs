@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use anyhow::{Context, Result};
-use rpc_core::reflect::{MethodDescription, MethodInfo, ServiceInfo};
+use rpc_core::reflect::{Description, MethodDescription, MethodInfo, ServiceInfo};
 use rpc_core::text::{is_printable, printable};
 use rpc_schema::lines::{ARGUMENTS, named};
 use serde_json::{Map, Value};
@@ -46,23 +46,26 @@ pub(crate) async fn list(options: &List, common: &Common) -> Result<()> {
 
 pub(crate) async fn describe(options: &Describe, common: &Common) -> Result<()> {
     let target = Target::connect(&options.address, common).await?;
-    let services = target.services().await?;
     let mut out = io::stdout();
-    // The name of a service may contain a dot too.
-    let name = options.name.as_deref();
-    let chosen: Vec<&ServiceInfo> =
-        services.iter().filter(|service| name.is_none_or(|name| name == service.name)).collect();
-    if chosen.is_empty()
-        && let Some(name) = name
-    {
-        if !name.contains('.') {
-            target.methods(name).await?;
+    let (mut services, mut single) = (Vec::<(ServiceInfo, Vec<MethodInfo>)>::new(), None);
+    let each = |part| {
+        match (part, services.last_mut()) {
+            (Description::Service(service), _) => services.push((service, Vec::new())),
+            (Description::Method(method), Some((_, methods))) => methods.push(method.info),
+            (Description::Method(method), None) => single = Some(method),
+            _ => {}
         }
-        let method = target.method(name).await?;
-        return one_method(&target, &method, common.output, &mut out).await;
+        Ok(())
+    };
+    let name = options.name.as_deref().unwrap_or_default();
+    target.describe(name, each).await?;
+    if services.is_empty() && !name.is_empty() {
+        return match single.filter(|method| method.info.name == name) {
+            Some(method) => one_method(&target, &method, common.output, &mut out),
+            None => Err(target.no_method(name).await),
+        };
     }
-    for service in chosen {
-        let methods = target.methods(&service.name).await?;
+    for (service, methods) in services {
         if common.output == Output::Json {
             let object = serde_json::json!({ "name": service.name, "docs": service.docs, "methods": methods });
             writeln!(out, "{}", json(&object)?)?;
@@ -81,7 +84,7 @@ pub(crate) async fn describe(options: &Describe, common: &Common) -> Result<()> 
     Ok(())
 }
 
-async fn one_method(
+fn one_method(
     target: &Target,
     description: &MethodDescription,
     output: Output,

@@ -109,7 +109,7 @@ impl Target {
     }
 
     /// The error for an unknown name, which suggests a similar one.
-    async fn no_method(&self, name: &str) -> anyhow::Error {
+    pub(crate) async fn no_method(&self, name: &str) -> anyhow::Error {
         let service = name.rsplit_once('.').map_or(name, |(service, _)| service);
         match self.methods(service).await {
             Ok(methods) => {
@@ -142,7 +142,7 @@ impl Target {
     }
 
     /// The methods of a service; for an unknown name, the error suggests a similar one.
-    pub(crate) async fn methods(&self, service: &str) -> Result<Vec<MethodInfo>> {
+    async fn methods(&self, service: &str) -> Result<Vec<MethodInfo>> {
         let methods = match self.reflect().methods(service).timeout(self.timeout).await {
             Ok(methods) => return Ok(methods),
             Err(error) => Status::from(error),
