@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use rpc_core::identity::Protection;
-use rpc_core::reflect::{Description, MethodDescription, MethodInfo, ReflectClient, ServiceInfo};
+use rpc_core::reflect::{Description, MethodDescription, ReflectClient, ServiceInfo};
 use rpc_core::security::Tls;
 use rpc_core::text::printable;
 use rpc_core::{Channel, Code, Codec, Metadata, Status};
@@ -110,12 +110,14 @@ impl Target {
 
     /// The error for an unknown name, which suggests a similar one.
     pub(crate) async fn no_method(&self, name: &str) -> anyhow::Error {
+        let services = match self.services().await {
+            Ok(services) => services,
+            Err(error) => return error,
+        };
         let service = name.rsplit_once('.').map_or(name, |(service, _)| service);
-        match self.methods(service).await {
-            Ok(methods) => {
-                unknown("method", name, methods.iter().map(|method| method.name.as_str()))
-            }
-            Err(error) => error,
+        match services.iter().find(|it| it.name == service) {
+            Some(found) => unknown("method", name, found.methods.iter().map(String::as_str)),
+            None => unknown("service", service, services.iter().map(|it| it.name.as_str())),
         }
     }
 
@@ -139,20 +141,6 @@ impl Target {
 
     pub(crate) fn no_reflection(&self, status: impl Into<Status>) -> anyhow::Error {
         self.refusal(status, "reflection()")
-    }
-
-    /// The methods of a service; for an unknown name, the error suggests a similar one.
-    async fn methods(&self, service: &str) -> Result<Vec<MethodInfo>> {
-        let methods = match self.reflect().methods(service).timeout(self.timeout).await {
-            Ok(methods) => return Ok(methods),
-            Err(error) => Status::from(error),
-        };
-        if methods.code() != Code::NotFound {
-            return Err(self.no_reflection(methods));
-        }
-        let services = self.services().await?;
-        let names = services.iter().map(|service| service.name.as_str());
-        Err(unknown("service", service, names))
     }
 
     /// A method by its name, `Service.method`.

@@ -26,13 +26,12 @@
 //!
 //! let reflect = ReflectClient::connect("mem://reflect").await?;
 //! assert_eq!(reflect.services().await?[0].docs, "Says good day.");
-//! let method = &reflect.methods("Greeter").await?[0];
-//! assert_eq!((&*method.name, &*method.signature), ("Greeter.greet", "(str) -> str"));
-//! assert_eq!((&method.arguments[..], &*method.docs), (&["name".to_owned()][..], "In English."));
-//!
 //! let mut found = reflect.describe("Greeter.greet").await?;
 //! let Some(Description::Method(greet)) = found.try_next().await? else { panic!() };
-//! assert_eq!((&greet.info, greet.lines.join(", ")), (method, "0: str, result: str".into()));
+//! let info = &greet.info;
+//! assert_eq!((&*info.name, &*info.signature), ("Greeter.greet", "(str) -> str"));
+//! assert_eq!((&info.arguments[..], &*info.docs), (&["name".to_owned()][..], "In English."));
+//! assert_eq!(greet.lines, ["0: str", "result: str"]);
 //! assert_eq!(greet.types, "argument name: #0\nresult: #0\n#0 str\n");
 //! # Ok(()) }
 //! ```
@@ -166,10 +165,6 @@ pub trait Reflect {
     #[rpc(idempotent)]
     async fn services(&self) -> Vec<ServiceInfo>;
 
-    /// The methods of a service. An unknown service is `NotFound`.
-    #[rpc(idempotent)]
-    async fn methods(&self, service: &str) -> Result<Vec<MethodInfo>, Status>;
-
     /// What has that name: a method, a service followed by its methods, or all services for the
     /// empty name. It is one answer of one server, unlike several calls of a balanced channel. An
     /// unknown name is `NotFound`.
@@ -192,11 +187,11 @@ impl Reflection {
         self.0.get().map_or(&[], |services| services)
     }
 
-    fn not_found(&self, what: &str, name: &str) -> Status {
+    fn not_found(&self, name: &str) -> Status {
         let shown = printable(name).at_most(MAX_SHOWN_BYTES);
         let names: Vec<_> = self.all().iter().map(|service| service.name).collect();
         Status::not_found(format!(
-            "no {what} {shown:?} here; the services are: {}",
+            "no service or method {shown:?} here; the services are: {}",
             names.join(", ")
         ))
     }
@@ -207,18 +202,12 @@ impl Reflect for Reflection {
         self.all().iter().map(|service| ServiceInfo::of(service)).collect()
     }
 
-    async fn methods(&self, service: &str) -> Result<Vec<MethodInfo>, Status> {
-        let found = self.all().iter().find(|it| it.name == service);
-        let found = found.ok_or_else(|| self.not_found("service", service))?;
-        Ok(found.methods.iter().map(|method| MethodInfo::of(method)).collect())
-    }
-
     async fn describe(&self, name: &str) -> Result<impl Stream<Item = Description>, Status> {
         let is_it = |service: &&'static ServiceDescriptor| {
             name == service.name || service.methods.iter().any(|method| method.name == name)
         };
         if !name.is_empty() && !self.all().iter().any(is_it) {
-            return Err(self.not_found("service or method", name));
+            return Err(self.not_found(name));
         }
         Ok(stream::iter(self.all().iter().flat_map(move |service| {
             let is_whole = name.is_empty() || name == service.name;

@@ -14,10 +14,6 @@ impl Reflect for Silent {
         std::future::pending().await
     }
 
-    async fn methods(&self, _: &str) -> Result<Vec<MethodInfo>, Status> {
-        std::future::pending().await
-    }
-
     async fn describe(&self, _: &str) -> Result<impl Stream<Item = Description>, Status> {
         std::future::pending::<()>().await;
         Ok(stream::iter([]))
@@ -43,13 +39,6 @@ impl Reflect for Hostile {
             service(&format!("Store{ESCAPES}"), &format!("about{ESCAPES}")),
             service("Links", &"[a](".repeat(500_000)),
         ]
-    }
-
-    async fn methods(&self, service: &str) -> Result<Vec<MethodInfo>, Status> {
-        if service.starts_with("refused") {
-            return Err(Status::internal(format!("no{ESCAPES}{}", "x".repeat(4000))));
-        }
-        Ok(vec![who()])
     }
 
     async fn describe(&self, name: &str) -> Result<impl Stream<Item = Description>, Status> {
