@@ -283,7 +283,7 @@ pub mod transport;
 pub mod wire;
 
 pub use rpc_transport::address::Address;
-pub use rpc_transport::device::connection_error::{ConnectError, ListenError};
+pub use rpc_transport::device::connection_error::{ConnectError, ListenError, SetUpPhase};
 pub use rpc_transport::engine::spin::PollMode;
 pub use rpc_transport::protocol::config::LinkConfig;
 #[doc(hidden)]

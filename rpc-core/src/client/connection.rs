@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use tokio::time::Instant;
 use rpc_transport::address::Address;
 use rpc_transport::connect::schemes::{self, Resolved};
 use rpc_transport::device::PeerIdentity;
-use rpc_transport::device::connection_error::{CloseCause, ConnectError};
+use rpc_transport::device::connection_error::{CloseCause, ConnectError, SetUpPhase};
 use rpc_transport::device::fault::{self, FaultPlan};
 use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::engine::driver::Driver;
@@ -254,10 +255,11 @@ pub(super) async fn connect(
     owner: Weak<dyn Owner>,
 ) -> Result<Connection, ConnectError> {
     let timeout = options.connect_timeout;
-    let connecting = connect_to(options, target, epoch, &owner);
+    let in_handshake = Arc::default();
+    let connecting = connect_to(options, target, epoch, &owner, &in_handshake);
     match tokio::time::timeout(timeout, connecting).await {
         Ok(outcome) => outcome.map_err(|error| as_asked(error, target)),
-        Err(_) => Err(ConnectError::TimedOut { address: target.clone(), after: timeout }),
+        Err(_) => Err(late(target, timeout, &in_handshake)),
     }
 }
 
@@ -274,6 +276,7 @@ async fn connect_to(
     target: &Address,
     epoch: u64,
     owner: &Weak<dyn Owner>,
+    in_handshake: &Arc<AtomicBool>,
 ) -> Result<Connection, ConnectError> {
     let began = Instant::now();
     let share = |others: usize| {
@@ -290,8 +293,9 @@ async fn connect_to(
         };
         let attempt = async {
             let Way { address, instead } = way;
+            in_handshake.store(false, Ordering::Relaxed);
             let resolving = schemes::resolve(&address);
-            let mut resolved = within(share(ways.len()), &address, resolving).await?;
+            let mut resolved = within(share(ways.len()), &address, in_handshake, resolving).await?;
             if let Some(reason) = instead {
                 resolved.reason = reason;
             }
@@ -299,8 +303,9 @@ async fn connect_to(
                 ways.push_front(Way { address, instead: Some(reason) });
             }
             let (after, address) = (share(ways.len()), resolved.address.clone());
-            let connecting = bring_up(options, target, resolved, epoch, Weak::clone(owner));
-            within(after, &address, connecting).await
+            let connecting =
+                bring_up(options, target, resolved, epoch, Weak::clone(owner), in_handshake);
+            within(after, &address, in_handshake, connecting).await
         };
         let error = match attempt.await {
             Ok(connection) => return Ok(connection),
@@ -323,11 +328,20 @@ async fn connect_to(
 async fn within<T>(
     after: Option<Duration>,
     address: &Address,
+    in_handshake: &AtomicBool,
     attempt: impl Future<Output = Result<T, ConnectError>>,
 ) -> Result<T, ConnectError> {
     let Some(after) = after else { return attempt.await };
-    let late = |_| ConnectError::TimedOut { address: address.clone(), after };
-    tokio::time::timeout(after, attempt).await.map_err(late)?
+    let attempt = tokio::time::timeout(after, attempt).await;
+    attempt.map_err(|_| late(address, after, in_handshake))?
+}
+
+fn late(address: &Address, after: Duration, in_handshake: &AtomicBool) -> ConnectError {
+    let phase = match in_handshake.load(Ordering::Relaxed) {
+        true => SetUpPhase::Handshake,
+        false => SetUpPhase::Connecting,
+    };
+    ConnectError::TimedOut { address: address.clone(), after, phase }
 }
 
 /// Whether the next way to the peer may do better. Not if the peer itself has answered, or if this
@@ -379,6 +393,7 @@ async fn bring_up(
     resolved: Resolved,
     epoch: u64,
     owner: Weak<dyn Owner>,
+    in_handshake: &Arc<AtomicBool>,
 ) -> Result<Connection, ConnectError> {
     let ConnectOptions { codec, link, limits, poll_mode, connect_timeout, min_part_bytes, .. } =
         options;
@@ -386,7 +401,9 @@ async fn bring_up(
     let secure = |secured: &Secured| {
         secured.check(target).map_err(ConnectError::Config)?;
         Arc::clone(&secured.keeper).begin();
-        Ok::<_, ConnectError>(secured.security(target).with_exchange(exchange))
+        let mut security = secured.security(target).with_exchange(exchange);
+        security.has_begun = Arc::clone(in_handshake);
+        Ok::<_, ConnectError>(security)
     };
     let secured = options.secured.as_ref().filter(|secured| !secured.is_plain(target));
     let security = secured.map(secure).transpose()?;
@@ -544,7 +561,7 @@ mod tests {
         for (error, goes_on) in [
             (ConnectError::Refused { address: address(), reason: reason() }, true),
             (ConnectError::Unreachable { address: address(), reason: reason() }, true),
-            (ConnectError::TimedOut { address: address(), after: Duration::ZERO }, true),
+            (late(&address(), Duration::ZERO, &AtomicBool::new(true)), true),
             (rejected(b""), true),
             (rejected(&[0; 148]), true),
             (rejected(b"busy"), false),

@@ -10,34 +10,16 @@
 //!    keep others out.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use rpc_transport::device::PeerIdentity;
+use rpc_transport::engine::turns::Source;
 use tokio::time::Instant;
 
 /// Set-ups of one listener at once; more wait in its backlog.
 pub(super) const SLOTS: usize = 256;
 /// Time that every set-up gets, however many others wait. An honest peer takes milliseconds.
 pub(super) const MIN_TIME: Duration = Duration::from_secs(1);
-
-/// The origin of a connection request, as far as the device knows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Source {
-    Address(IpAddr),
-    User(u32),
-    Unknown,
-}
-
-impl From<&PeerIdentity> for Source {
-    fn from(peer: &PeerIdentity) -> Self {
-        match peer {
-            PeerIdentity::Network(address) => Self::Address(address.ip()),
-            PeerIdentity::Process { uid, .. } => Self::User(*uid),
-            _ => Self::Unknown,
-        }
-    }
-}
 
 /// The set-ups of one listener; `K` names one.
 #[derive(Debug)]

@@ -307,8 +307,8 @@ fn as_asked_to_connect(error: ConnectError, local: &LocalEnd) -> ConnectError {
         ConnectError::Unreachable { address, reason } => {
             ConnectError::Unreachable { address: as_asked(address, local), reason }
         }
-        ConnectError::TimedOut { address, after } => {
-            ConnectError::TimedOut { address: as_asked(address, local), after }
+        ConnectError::TimedOut { address, after, phase } => {
+            ConnectError::TimedOut { address: as_asked(address, local), after, phase }
         }
         ConnectError::Protocol { address, reason } => {
             ConnectError::Protocol { address: as_asked(address, local), reason }

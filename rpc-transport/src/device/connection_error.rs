@@ -37,15 +37,14 @@ pub enum ConnectError {
         reason: String,
     },
     /// No answer in time.
-    #[error(
-        "{address} did not answer within {after:?}: the program listening there hangs or speaks \
-         another protocol, or a firewall drops the packets"
-    )]
+    #[error("{address} {phase} within {after:?}: {}", phase.cause())]
     TimedOut {
         /// The address.
         address: Address,
         /// The limit.
         after: std::time::Duration,
+        /// What was not done in time.
+        phase: SetUpPhase,
     },
     /// The peer refused, with a reason.
     #[error("{address} refused the connection: {reason}")]
@@ -89,6 +88,40 @@ pub enum ConnectError {
     /// The device refused.
     #[error(transparent)]
     Provider(#[from] ProviderError),
+}
+
+/// A part of a connection's set-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SetUpPhase {
+    /// The peer's answer to the request of a connection.
+    Connecting,
+    /// The TLS handshake, on a connection that the peer has accepted.
+    Handshake,
+}
+
+impl SetUpPhase {
+    const fn cause(self) -> &'static str {
+        match self {
+            Self::Connecting => {
+                "the program listening there hangs or speaks another protocol, or a firewall drops \
+                 the packets"
+            }
+            Self::Handshake => {
+                "the program there hangs or has too much to do, or somebody on the way drops the \
+                 packets"
+            }
+        }
+    }
+}
+
+impl fmt::Display for SetUpPhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Connecting => "did not answer",
+            Self::Handshake => "accepted the connection, then did not finish the TLS handshake",
+        })
+    }
 }
 
 /// Why a listener could not be opened, or died.

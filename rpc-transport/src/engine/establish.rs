@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::address::Address;
-use crate::device::connection_error::{CloseCause, ConnectError};
+use crate::device::connection_error::{CloseCause, ConnectError, SetUpPhase};
 use crate::device::{
     Capabilities, Device, Established, Incoming, Outgoing, PeerIdentity, ProviderError, QpCapacity,
     QpHandle,
@@ -24,15 +24,13 @@ use crate::engine::connection_key::ConnectionKey;
 use crate::engine::security::Security;
 use crate::engine::shard::Shard;
 use crate::engine::tenant::Tenant;
-use crate::engine::unlock::{Sent, Unlocked, ended};
+use crate::engine::unlock::Unlocking;
 use crate::engine::upper::UpperLayer;
 use crate::memory::region::ProtectionDomain;
 use crate::protocol::config::{Isolation, LinkConfig};
 use crate::protocol::handshake::{Agreed, Features, HandshakeError, Offer, Reject, RejectCode};
 use crate::protocol::link::Link;
-use crate::protocol::lock::{
-    FailureReason, HandshakeFailure, Opener, Protection, Role, Sealer, Secured,
-};
+use crate::protocol::lock::{FailureReason, HandshakeFailure, Protection, Secured};
 
 /// A connection that is up.
 #[derive(Debug)]
@@ -218,12 +216,16 @@ impl<P: UpperLayer> Shard<P> {
         let offer = Offer::new(config, features(&**outgoing.device(), security), nonce());
         let mut outgoing = outgoing;
         let memory = self.memory_for(config, None)?;
-        let late = || ConnectError::TimedOut { address: address.clone(), after: timeout };
+        let late = |phase| {
+            let (address, after) = (address.clone(), timeout);
+            ConnectError::TimedOut { address, after, phase }
+        };
+        let early = |_| late(SetUpPhase::Connecting);
         let since = Instant::now();
         let capacity = capacity(config, self.shared_recvs().is_some());
         let cq = self.cq();
         let prepared = outgoing.prepare_qp(&cq, &memory.domain, capacity);
-        tokio::time::timeout(timeout, prepared).await.map_err(|_| late())??;
+        tokio::time::timeout(timeout, prepared).await.map_err(early)??;
         let (key, qp) =
             self.add(config, protocol, 1, memory, security.is_some(), |cq, domain| {
                 outgoing.create_qp(cq, domain, capacity)
@@ -233,7 +235,7 @@ impl<P: UpperLayer> Shard<P> {
         let left = timeout.saturating_sub(since.elapsed());
         let established = tokio::time::timeout(left, outgoing.connect(&request))
             .await
-            .map_err(|_| late())?
+            .map_err(early)?
             .map_err(|error| match error {
                 // The provider only knows that it was rejected: the peer has given a reason.
                 ConnectError::Rejected { address, reason, private_data } => {
@@ -247,29 +249,18 @@ impl<P: UpperLayer> Shard<P> {
         let peer = established.peer.clone();
         let mut proven = None;
         if let Some(security) = security {
-            let failed = |failure| ConnectError::Handshake { address: address.clone(), failure };
             if !agreed.features.contains(Features::SECURE) {
-                return Err(failed(not_offered()));
+                let (address, failure) = (address.clone(), not_offered());
+                return Err(ConnectError::Handshake { address, failure });
             }
-            let reply = established.private_data.clone();
+            let (request, reply) = (request.to_vec(), established.private_data.clone());
             self.bring_up(key, qp, established)?;
-            let sent = Sent { request: &request, reply: &reply, offers: [&offer, &agreed.remote] };
+            let (config, peer, security) = (config.clone(), peer.clone(), security.clone());
+            let unlocking =
+                Unlocking { key, config, agreed, peer, security, offer, request, reply };
             let left = timeout.saturating_sub(since.elapsed());
-            let unlocking = self.unlock(key, Role::Client, security, sent);
-            let unlocked = tokio::time::timeout(left, unlocking).await.map_err(|_| late())?;
-            let mut sealing = None;
-            let opened = unlocked.map_err(failed).and_then(|unlocked| {
-                sealing = unlocked.sealing;
-                let (secured, sealing) = (unlocked.secured, &mut sealing);
-                self.on_unlocked(key, config, &agreed, &peer, &secured, sealing)?;
-                Ok(secured)
-            });
-            proven = Some(opened.map_err(|error| {
-                // The reason of a server that left right behind UNLOCKED.
-                let opener = sealing.take().map(|(_, opener)| opener);
-                let parting = self.parting(key, opener);
-                parting.map_or(error, |cause| failed(ended(cause)))
-            })?);
+            let unlocking = tokio::time::timeout(left, self.unlock_client(unlocking, address));
+            proven = Some(unlocking.await.map_err(|_| late(SetUpPhase::Handshake))??);
         } else {
             self.prepare(key, config, &agreed, &peer)?;
             self.bring_up(key, qp, established)?;
@@ -363,11 +354,14 @@ impl<P: UpperLayer> Shard<P> {
         if let Some(security) = security {
             let request = incoming.private_data().to_vec();
             let established = incoming.accept(&reply).await?;
+            let reply = reply.to_vec();
             self.bring_up(key, qp, established)?;
-            let sent = Sent { request: &request, reply: &reply, offers: [&offer, &agreed.remote] };
-            let unlocked = self.unlock(key, Role::Server, security, sent).await?;
-            proven = Some(unlocked.secured.clone());
-            self.send_unlocked(key, config, &agreed, &peer, unlocked)?;
+            let (config, peer, security) = (config.clone(), peer.clone(), security.clone());
+            let unlocking =
+                Unlocking { key, config, agreed, peer, security, offer, request, reply };
+            proven = Some(self.unlock_server(unlocking).await?);
+            // Until here the guard has held it.
+            self.let_go(key);
         } else {
             // Frames may arrive before the accept returns, so the link must exist first.
             self.prepare(key, config, &agreed, &peer)?;
@@ -465,61 +459,6 @@ impl<P: UpperLayer> Shard<P> {
         Ok(())
     }
 
-    /// A client's handshake is over: it has a link from now on.
-    fn on_unlocked(
-        &self,
-        key: ConnectionKey,
-        config: &LinkConfig,
-        agreed: &Agreed,
-        peer: &PeerIdentity,
-        secured: &Secured,
-        sealing: &mut Option<(Sealer, Opener)>,
-    ) -> Result<(), ConnectError> {
-        let link = new_link(config, agreed, sealing.is_some())?;
-        let mut state = self.lock();
-        usable(state.connection(key))?;
-        let (cq, connection) = state.cq_and_connection(key).ok_or(ProviderError::UnknownQp)?;
-        let returns = Arc::clone(self.returns());
-        let on_return = Box::new(move || returns.add(key));
-        let late = connection.on_unlocked(cq, (link, peer, on_return), sealing.take());
-        let late = late.map_err(|cause| ProviderError::CompletionQueueDead(cause.to_string()))?;
-        connection.protocol.on_secured(secured);
-        connection.protocol.on_established(key, peer, agreed.remote.max_message_bytes);
-        if let Some((cq, connection)) = state.cq_and_connection(key) {
-            connection.on_late_frames(cq, clock::now(), late);
-        }
-        state.mark_dirty_key(key);
-        self.finish(state);
-        Ok(())
-    }
-
-    /// A server's handshake is over: it has a link from now on, and notifies the client.
-    fn send_unlocked(
-        &self,
-        key: ConnectionKey,
-        config: &LinkConfig,
-        agreed: &Agreed,
-        peer: &PeerIdentity,
-        Unlocked { secured, frame, sealing }: Unlocked,
-    ) -> Result<(), AcceptError> {
-        let link = new_link(config, agreed, sealing.is_some())?;
-        let mut state = self.lock();
-        usable(state.connection(key)).map_err(ConnectError::from)?;
-        let returns = Arc::clone(self.returns());
-        let on_return = Box::new(move || returns.add(key));
-        if let Some((cq, connection)) = state.cq_and_connection(key) {
-            // The guard of the set-up ends the connection where this fails.
-            let unlocked = connection.unlock(cq, &frame, (link, peer, on_return), sealing);
-            unlocked.map_err(ended)?;
-            connection.protocol.on_secured(&secured);
-            connection.protocol.on_established(key, peer, agreed.remote.max_message_bytes);
-            connection.holders = connection.holders.saturating_sub(1);
-        }
-        state.mark_dirty_key(key);
-        self.finish(state);
-        Ok(())
-    }
-
     /// Moves the QP to RTS and lets the protocol send.
     fn bring_up(
         &self,
@@ -538,7 +477,11 @@ impl<P: UpperLayer> Shard<P> {
     }
 }
 
-fn new_link(config: &LinkConfig, agreed: &Agreed, is_sealed: bool) -> Result<Link, ConnectError> {
+pub(super) fn new_link(
+    config: &LinkConfig,
+    agreed: &Agreed,
+    is_sealed: bool,
+) -> Result<Link, ConnectError> {
     let new = if is_sealed { Link::sealed } else { Link::new };
     new(config, agreed, clock::now()).map_err(|error| ConnectError::Config(error.to_string()))
 }
@@ -551,7 +494,7 @@ fn not_offered() -> HandshakeFailure {
 }
 
 /// A connection in set-up, unless it has ended meanwhile.
-fn usable<P: UpperLayer>(
+pub(super) fn usable<P: UpperLayer>(
     connection: Option<&mut Connection<P>>,
 ) -> Result<&mut Connection<P>, ProviderError> {
     let Some(connection) = connection else { return Err(ProviderError::UnknownQp) };

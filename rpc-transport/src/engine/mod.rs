@@ -19,6 +19,7 @@ pub mod security;
 pub mod shard;
 mod shared_recvs;
 pub mod tenant;
+pub mod turns;
 mod unlock;
 pub mod upper;
 

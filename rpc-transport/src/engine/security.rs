@@ -1,6 +1,7 @@
 //! [`Security`]: how the ends of a connection prove who they are.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use crate::device::Device;
 use crate::protocol::lock::{Exchange, HandshakeFactory, Protection};
@@ -17,13 +18,15 @@ pub struct Security {
     /// The exchange of `auto://`. A client: the one that led to this address, if any. A server:
     /// that of its listener ([`Listener::exchange`](crate::device::Listener::exchange)).
     pub exchange: Option<Arc<Exchange>>,
+    /// Set when a handshake begins: a set-up that takes too long is in it then.
+    pub has_begun: Arc<AtomicBool>,
 }
 
 impl Security {
     /// For addresses without `auto://`, and a factory that knows the name.
     #[must_use]
     pub fn new(handshakes: Arc<dyn HandshakeFactory>) -> Self {
-        Self { handshakes, expected_name: None, exchange: None }
+        Self { handshakes, expected_name: None, exchange: None, has_begun: Arc::default() }
     }
 
     /// With the name that the server must prove.

@@ -1,28 +1,38 @@
-//! The handshake of a locked connection, in the set-up future.
+//! The handshake of a locked connection, on a task of its own.
 //!
 //! Owns the exchange of its frames between [`LockedLink`] and the connection. Runs without the
-//! shard's lock, which is taken only to post frames and to take those that arrived. A future of
-//! this module that is dropped leaves the connection locked, for set-up to end it.
+//! shard's lock, which is taken only to post frames and to take those that arrived. A task of this
+//! module that ends early leaves the connection locked, for set-up to end it.
 //!
-//! Invariant: a process computes for as many handshakes at once as half of its cores, and holds no
-//! turn while it waits for a peer or runs a hook of the user.
+//! Invariants:
+//! 1. A process computes for as many handshakes at once as half of its cores, and holds no turn
+//!    while it waits for a peer or runs a hook of the user.
+//! 2. A handshake goes on while the future of its set-up is not polled, and ends with that future.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::sync::LazyLock;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tracing::Instrument;
 
-use crate::device::connection_error::CloseCause;
+use crate::address::Address;
+use crate::device::connection_error::{CloseCause, ConnectError};
+use crate::device::{PeerIdentity, ProviderError};
+use crate::engine::clock;
 use crate::engine::connection::Arrived;
 use crate::engine::connection_key::ConnectionKey;
+use crate::engine::establish::{AcceptError, new_link, usable};
 use crate::engine::security::Security;
 use crate::engine::shard::Shard;
+use crate::engine::turns::{Source, compute};
 use crate::engine::upper::UpperLayer;
 use crate::place::Place;
-use crate::protocol::handshake::Offer;
+use crate::protocol::config::LinkConfig;
+use crate::protocol::handshake::{Agreed, Offer};
 use crate::protocol::lock::{
     FailureReason, HandshakeFailure, LockedLink, Opener, Parameters, Protection, Role, Sealer,
     Secured, SetUp,
@@ -31,27 +41,27 @@ use crate::protocol::lock::{
 /// Longest time to wait until a peer has a failure's reason.
 const REFUSAL_LIMIT: Duration = Duration::from_secs(1);
 
-/// Turns to compute for a handshake, of this process.
-static COMPUTING: LazyLock<Semaphore> = LazyLock::new(|| {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    Semaphore::new((cores / 2).max(1))
-});
-
-/// The set-up that a handshake authenticates, as private data.
-pub(super) struct Sent<'a> {
-    pub(super) request: &'a [u8],
-    pub(super) reply: &'a [u8],
-    /// Of this end and the peer.
-    pub(super) offers: [&'a Offer; 2],
+/// A connection whose handshake is due, and the set-up that it authenticates.
+pub(super) struct Unlocking {
+    pub(super) key: ConnectionKey,
+    pub(super) config: LinkConfig,
+    pub(super) agreed: Agreed,
+    pub(super) peer: PeerIdentity,
+    pub(super) security: Security,
+    /// Of this end; that of the peer was agreed on.
+    pub(super) offer: Offer,
+    /// Private data.
+    pub(super) request: Vec<u8>,
+    pub(super) reply: Vec<u8>,
 }
 
 /// What a handshake leaves.
-pub(super) struct Unlocked {
-    pub(super) secured: Secured,
+struct Unlocked {
+    secured: Secured,
     /// The frame that a server must send first.
-    pub(super) frame: Vec<u8>,
+    frame: Vec<u8>,
     /// For all frames behind that one, if they are sealed.
-    pub(super) sealing: Option<(Sealer, Opener)>,
+    sealing: Option<(Sealer, Opener)>,
 }
 
 /// What the exchange waits for.
@@ -62,31 +72,92 @@ enum Until {
     Sent,
 }
 
+/// Runs the rest of a set-up on a task, which ends when this future is dropped.
+async fn on_own_task<T, E>(
+    rest: impl Future<Output = Result<T, E>> + Send + 'static,
+    failed: impl FnOnce(HandshakeFailure) -> E,
+) -> Result<T, E>
+where
+    T: Send + 'static,
+    E: Send + 'static,
+{
+    let mut task = JoinSet::new();
+    task.spawn(rest.in_current_span());
+    match task.join_next().await {
+        Some(Ok(outcome)) => outcome,
+        Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        Some(Err(_)) | None => {
+            let text = "the runtime that the handshake ran on has ended";
+            Err(failed(HandshakeFailure::new(FailureReason::Internal, text, "")))
+        }
+    }
+}
+
 impl<P: UpperLayer> Shard<P> {
-    /// Runs the handshake.
+    /// Unlocks a client's connection, which has a link from then on.
     ///
     /// # Errors
-    /// [`HandshakeFailure`]; the peer was notified, where that was possible.
-    pub(super) async fn unlock(
+    /// [`ConnectError`]; the peer was notified, where that was possible.
+    pub(super) async fn unlock_client(
+        self: &Arc<Self>,
+        unlocking: Unlocking,
+        address: &Address,
+    ) -> Result<Secured, ConnectError> {
+        unlocking.security.has_begun.store(true, Ordering::Relaxed);
+        let (this, at) = (Arc::clone(self), address.clone());
+        let failed = |address, failure| ConnectError::Handshake { address, failure };
+        let rest = async move {
+            let unlocked = this.unlock(Role::Client, Source::Own, &unlocking).await;
+            let unlocked = unlocked.map_err(|failure| failed(at.clone(), failure))?;
+            let (secured, mut sealing) = (unlocked.secured, unlocked.sealing);
+            let opened = this.on_unlocked(&unlocking, &secured, &mut sealing);
+            opened.map(|()| secured).map_err(|error| {
+                // The reason of a server that left right behind UNLOCKED.
+                let opener = sealing.take().map(|(_, opener)| opener);
+                let parting = this.parting(unlocking.key, opener);
+                parting.map_or(error, |cause| failed(at, ended(cause)))
+            })
+        };
+        on_own_task(rest, |failure| failed(address.clone(), failure)).await
+    }
+
+    /// Unlocks a server's connection, which has a link from then on, and notifies the client.
+    ///
+    /// # Errors
+    /// [`AcceptError`]; the peer was notified, where that was possible.
+    pub(super) async fn unlock_server(
+        self: &Arc<Self>,
+        unlocking: Unlocking,
+    ) -> Result<Secured, AcceptError> {
+        unlocking.security.has_begun.store(true, Ordering::Relaxed);
+        let this = Arc::clone(self);
+        let rest = async move {
+            let source = Source::from(&unlocking.peer);
+            let unlocked = this.unlock(Role::Server, source, &unlocking).await?;
+            let secured = unlocked.secured.clone();
+            this.send_unlocked(&unlocking, unlocked)?;
+            Ok(secured)
+        };
+        on_own_task(rest, AcceptError::Handshake).await
+    }
+
+    async fn unlock(
         &self,
-        key: ConnectionKey,
         role: Role,
-        security: &Security,
-        sent: Sent<'_>,
+        source: Source,
+        unlocking: &Unlocking,
     ) -> Result<Unlocked, HandshakeFailure> {
+        let Unlocking { key, agreed, security, offer, request, reply, .. } = unlocking;
+        let (key, exchange) = (*key, security.exchange.as_deref());
         let scheme = self.device().attributes().scheme;
         let place = if scheme == "shm" { Place::here().to_string() } else { String::new() };
         let protection = security.handshakes.protection(scheme);
-        let (request, reply, exchange) = (sent.request, sent.reply, security.exchange.as_deref());
         let set_up = SetUp { request, reply, scheme, place: &place, protection, exchange };
         let parameters = Parameters::new(role, &set_up);
         let (factory, name) = (&*security.handshakes, security.expected_name.as_deref());
-        let turn = COMPUTING.acquire().await;
-        #[cfg(feature = "model")]
-        crate::simulation::give_way().await;
-        let begun = LockedLink::new(factory, parameters, name, sent.offers);
-        drop(turn);
-        let mut link = match begun {
+        let offers = [offer, &agreed.remote];
+        let begin = || LockedLink::new(factory, parameters, name, offers);
+        let mut link = match compute(source, begin).await {
             Ok(link) => link,
             Err(failure) => {
                 self.refuse(key, crate::protocol::lock::refusal_in_clear(&failure)).await;
@@ -94,7 +165,7 @@ impl<P: UpperLayer> Shard<P> {
             }
         };
         let is_sealed = protection >= Protection::Encrypt;
-        match self.run(key, role, &mut link).await {
+        match self.run(key, (role, source), &mut link).await {
             Ok((secured, frame)) => {
                 let sealing = is_sealed.then(|| link.sealing()).transpose()?;
                 Ok(Unlocked { secured, frame, sealing })
@@ -119,7 +190,7 @@ impl<P: UpperLayer> Shard<P> {
     async fn run(
         &self,
         key: ConnectionKey,
-        role: Role,
+        (role, source): (Role, Source),
         link: &mut LockedLink,
     ) -> Result<(Secured, Vec<u8>), HandshakeFailure> {
         let (mut secured, mut outbox) = (None, VecDeque::new());
@@ -140,10 +211,7 @@ impl<P: UpperLayer> Shard<P> {
             }
             let arrived = self.exchange(key, &mut outbox, Until::Frame).await.map_err(ended)?;
             if let Some(Arrived { imm, bytes }) = arrived {
-                let _turn = COMPUTING.acquire().await;
-                #[cfg(feature = "model")]
-                crate::simulation::give_way().await;
-                link.on_frame(imm, &bytes)?;
+                compute(source, || link.on_frame(imm, &bytes)).await?;
             }
         }
     }
@@ -157,8 +225,58 @@ impl<P: UpperLayer> Shard<P> {
     }
 
     /// The reason in a Close that arrived behind UNLOCKED and that no link has seen.
-    pub(super) fn parting(&self, key: ConnectionKey, opener: Option<Opener>) -> Option<CloseCause> {
+    fn parting(&self, key: ConnectionKey, opener: Option<Opener>) -> Option<CloseCause> {
         self.lock().connection(key)?.take_parting(opener)
+    }
+
+    /// A client's handshake is over: it has a link from now on.
+    fn on_unlocked(
+        &self,
+        Unlocking { key, config, agreed, peer, .. }: &Unlocking,
+        secured: &Secured,
+        sealing: &mut Option<(Sealer, Opener)>,
+    ) -> Result<(), ConnectError> {
+        let key = *key;
+        let link = new_link(config, agreed, sealing.is_some())?;
+        let mut state = self.lock();
+        usable(state.connection(key))?;
+        let (cq, connection) = state.cq_and_connection(key).ok_or(ProviderError::UnknownQp)?;
+        let returns = Arc::clone(self.returns());
+        let on_return = Box::new(move || returns.add(key));
+        let late = connection.on_unlocked(cq, (link, peer, on_return), sealing.take());
+        let late = late.map_err(|cause| ProviderError::CompletionQueueDead(cause.to_string()))?;
+        connection.protocol.on_secured(secured);
+        connection.protocol.on_established(key, peer, agreed.remote.max_message_bytes);
+        if let Some((cq, connection)) = state.cq_and_connection(key) {
+            connection.on_late_frames(cq, clock::now(), late);
+        }
+        state.mark_dirty_key(key);
+        self.finish(state);
+        Ok(())
+    }
+
+    /// A server's handshake is over: it has a link from now on, and notifies the client.
+    fn send_unlocked(
+        &self,
+        Unlocking { key, config, agreed, peer, .. }: &Unlocking,
+        Unlocked { secured, frame, sealing }: Unlocked,
+    ) -> Result<(), AcceptError> {
+        let key = *key;
+        let link = new_link(config, agreed, sealing.is_some())?;
+        let mut state = self.lock();
+        usable(state.connection(key)).map_err(ConnectError::from)?;
+        let returns = Arc::clone(self.returns());
+        let on_return = Box::new(move || returns.add(key));
+        if let Some((cq, connection)) = state.cq_and_connection(key) {
+            // The guard of the set-up ends the connection where this fails.
+            let unlocked = connection.unlock(cq, &frame, (link, peer, on_return), sealing);
+            unlocked.map_err(ended)?;
+            connection.protocol.on_secured(&secured);
+            connection.protocol.on_established(key, peer, agreed.remote.max_message_bytes);
+        }
+        state.mark_dirty_key(key);
+        self.finish(state);
+        Ok(())
     }
 
     /// Sends frames until something has happened.
@@ -198,7 +316,7 @@ impl<P: UpperLayer> Shard<P> {
 }
 
 /// The connection ended during the handshake.
-pub(super) fn ended(cause: CloseCause) -> HandshakeFailure {
+fn ended(cause: CloseCause) -> HandshakeFailure {
     let reason = match cause {
         CloseCause::Protocol(_) => FailureReason::BrokenRule,
         CloseCause::Disconnected | CloseCause::Peer(_) => FailureReason::RefusedByPeer,

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::address::Address;
-use crate::device::connection_error::{ConnectError, ListenError};
+use crate::device::connection_error::{ConnectError, ListenError, SetUpPhase};
 use crate::device::{Connector, Device, Incoming, Listener, Outgoing, PeerIdentity};
 use crate::lock::Mutex;
 use crate::memory::process::{OfProcess, PerProcess};
@@ -105,7 +105,11 @@ impl Dial for MemOutgoing {
             })
         };
         let reply = tokio::time::timeout(CONNECT_TIMEOUT, exchange).await.map_err(|_| {
-            ConnectError::TimedOut { address: self.address.clone(), after: CONNECT_TIMEOUT }
+            ConnectError::TimedOut {
+                address: self.address.clone(),
+                after: CONNECT_TIMEOUT,
+                phase: SetUpPhase::Connecting,
+            }
         })??;
         match reply {
             Reply::Accepted(private_data) => {

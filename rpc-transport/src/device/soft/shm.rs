@@ -26,7 +26,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::address::Address;
-use crate::device::connection_error::{ConnectError, ListenError};
+use crate::device::connection_error::{ConnectError, ListenError, SetUpPhase};
 use crate::device::{
     Connector, Device, Incoming, Listener, Outgoing, PeerIdentity, ProviderError,
     REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES, open_files,
@@ -178,9 +178,12 @@ impl Dial for ShmOutgoing {
     ) -> Result<(Vec<u8>, PeerIdentity, Wire), ConnectError> {
         let request = encode(REQUEST, self.slots, &private_data);
         let exchange = self.exchange(&request);
-        let (half, peer, socket, message) =
-            tokio::time::timeout(CONNECT_TIMEOUT, exchange).await.map_err(|_| {
-                ConnectError::TimedOut { address: self.address.clone(), after: CONNECT_TIMEOUT }
+        let (half, peer, socket, message) = tokio::time::timeout(CONNECT_TIMEOUT, exchange)
+            .await
+            .map_err(|_| ConnectError::TimedOut {
+                address: self.address.clone(),
+                after: CONNECT_TIMEOUT,
+                phase: SetUpPhase::Connecting,
             })??;
         let mut message = message.map_err(|reason| self.protocol(reason))?;
         let mut body = std::mem::take(&mut message.body);

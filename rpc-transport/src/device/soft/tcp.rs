@@ -24,7 +24,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::address::{Address, HostPort};
-use crate::device::connection_error::{ConnectError, ListenError};
+use crate::device::connection_error::{ConnectError, ListenError, SetUpPhase};
 use crate::device::{
     Connector, Device, Incoming, Listener, Outgoing, PeerIdentity, REJ_PRIVATE_DATA_BYTES,
     REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES, canonical,
@@ -203,7 +203,11 @@ async fn in_time<T>(
     address: &Address,
     exchange: impl Future<Output = Result<T, ConnectError>>,
 ) -> Result<T, ConnectError> {
-    let timed_out = |_| ConnectError::TimedOut { address: address.clone(), after: CONNECT_TIMEOUT };
+    let timed_out = |_| ConnectError::TimedOut {
+        address: address.clone(),
+        after: CONNECT_TIMEOUT,
+        phase: SetUpPhase::Connecting,
+    };
     tokio::time::timeout(CONNECT_TIMEOUT, exchange).await.map_err(timed_out)?
 }
 

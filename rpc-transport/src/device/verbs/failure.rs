@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use crate::address::Address;
-use crate::device::connection_error::{ConnectError, ListenError};
+use crate::device::connection_error::{ConnectError, ListenError, SetUpPhase};
 use crate::device::{ProviderError, REJ_PRIVATE_DATA_BYTES};
 
 use super::cm::Event;
@@ -62,7 +62,11 @@ impl Failure {
             }
             Self::Event { event, status, .. } => unreachable(address, event_text(event, status)),
             Self::Call { what, error } => call_failed(address, what, &error),
-            Self::Deadline(after) => ConnectError::TimedOut { address: address.clone(), after },
+            Self::Deadline(after) => ConnectError::TimedOut {
+                address: address.clone(),
+                after,
+                phase: SetUpPhase::Connecting,
+            },
             Self::Gone => unreachable(address, "the connection attempt is over".to_owned()),
             Self::Device(reason) => ConnectError::Unavailable { scheme: "rdma", reason },
             Self::PortDown { device, port } => unreachable(address, port_down(&device, port)),

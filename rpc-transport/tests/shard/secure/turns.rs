@@ -1,19 +1,28 @@
-//! How many handshakes compute at once.
+//! How many handshakes compute at once, and that none of them waits for a future that nobody polls.
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::task::Poll;
 
+use rpc_transport::address::Address;
+use rpc_transport::connect::schemes;
+use rpc_transport::device::connection_error::ConnectError;
+use rpc_transport::engine::connection_key::ConnectionKey;
+use rpc_transport::engine::establish::Connected;
 use rpc_transport::engine::security::Security;
 use rpc_transport::protocol::lock::fake::FakeFactory;
 use rpc_transport::protocol::lock::{
     FrameKeys, Handshake, HandshakeFactory, HandshakeFailure, Level, Protection, Role, Secured,
     Start,
 };
-use tokio::task::JoinSet;
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::{JoinHandle, JoinSet};
 
-use super::{World, config, connect};
+use super::{World, client, config, connect, server};
 use crate::probe::{Habit, Probe};
-use crate::world::{PATIENCE, run};
+use crate::world::{PATIENCE, ProbeShard, fresh_address, run};
 
 /// What all handshakes of a factory do.
 #[derive(Debug, Default)]
@@ -24,6 +33,8 @@ struct Watch {
     finishing: Mutex<usize>,
     together: usize,
     changed: Condvar,
+    /// Each step of computing waits here while it is closed.
+    is_closed: Mutex<bool>,
 }
 
 impl Watch {
@@ -32,7 +43,17 @@ impl Watch {
         let now = self.computing.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(now, Ordering::SeqCst);
         (0..200).for_each(|_| std::thread::yield_now());
+        let mut is_closed = self.is_closed.lock().unwrap();
+        while *is_closed {
+            is_closed = self.changed.wait(is_closed).unwrap();
+        }
+        drop(is_closed);
         self.computing.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn open(&self) {
+        *self.is_closed.lock().unwrap() = false;
+        self.changed.notify_all();
     }
 
     fn finish(&self) {
@@ -121,6 +142,12 @@ impl Handshake for WatchedHandshake {
     }
 }
 
+/// As many handshakes may compute at once.
+fn turns() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    (cores / 2).max(1)
+}
+
 /// Connects so many pairs at once, each end on a task of its own.
 async fn meet_all(pairs: u32, watch: &Arc<Watch>) {
     let mut world = World::for_connections("mem", pairs + 1).await;
@@ -157,9 +184,8 @@ fn handshakes_take_turns_to_compute() {
     run("turns", async {
         let watch = Arc::new(Watch::default());
         meet_all(20, &watch).await;
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let most = watch.most.load(Ordering::SeqCst);
-        assert!((1..=(cores / 2).max(1)).contains(&most), "{most} on {cores} cores");
+        assert!((1..=turns()).contains(&most), "{most} of {} turns", turns());
     });
 }
 
@@ -170,5 +196,200 @@ fn a_hook_that_waits_keeps_no_turn() {
         let watch = Arc::new(Watch { together: 2, ..Watch::default() });
         meet_all(2, &watch).await;
         assert_eq!(*watch.finishing.lock().unwrap(), 2);
+    });
+}
+
+type Connecting = Pin<Box<dyn Future<Output = Result<Connected, ConnectError>> + Send>>;
+
+/// A connect that is not begun yet.
+fn later(shard: &ProbeShard, address: &Address, security: Security) -> Connecting {
+    let (shard, address) = (Arc::clone(shard), address.clone());
+    Box::pin(async move {
+        connect(&shard, &address, Probe::new(Habit::Keep), Some(&security), PATIENCE).await
+    })
+}
+
+/// Polls a future again and again, until `is_enough`.
+async fn poll_until<F: Future>(future: &mut Pin<Box<F>>, mut is_enough: impl FnMut() -> bool)
+where
+    F: ?Sized,
+{
+    while !is_enough() {
+        let poll = poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_ready()));
+        assert!(!poll.await, "it was to be left");
+        tokio::task::yield_now().await;
+    }
+}
+
+fn one_thread() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Takes every client at an address of its own.
+struct Serving {
+    address: Address,
+    accepting: JoinHandle<()>,
+    accepted: Arc<Mutex<Vec<ConnectionKey>>>,
+}
+
+impl Serving {
+    async fn begin(shard: &ProbeShard) -> Self {
+        let mut listener = schemes::listen(&fresh_address("mem")).await.unwrap();
+        let (address, shard) = (listener.local_address(), Arc::clone(shard));
+        let accepted = Arc::<Mutex<Vec<_>>>::default();
+        let keys = Arc::clone(&accepted);
+        let accepting = tokio::spawn(async move {
+            let mut set_ups = JoinSet::new();
+            loop {
+                let incoming = listener.incoming().await.unwrap();
+                let (shard, keys) = (Arc::clone(&shard), Arc::clone(&keys));
+                set_ups.spawn(async move {
+                    let (config, probe, security) = (config(), Probe::new(Habit::Keep), server());
+                    let accept = shard.accept_with(incoming, &config, probe, Some(&security));
+                    // Of those that are left nobody hears more.
+                    if let Ok(connected) = accept.await {
+                        keys.lock().unwrap().push(connected.key);
+                    }
+                });
+            }
+        });
+        Self { address, accepting, accepted }
+    }
+
+    async fn end(self, shard: &ProbeShard) {
+        self.accepting.abort();
+        assert!(self.accepting.await.unwrap_err().is_cancelled());
+        self.accepted.lock().unwrap().drain(..).for_each(|key| shard.release(key));
+    }
+}
+
+/// Whose runtime stands still: that of the futures, or none but the futures are not polled.
+async fn leave_futures_alone(with_their_runtime: bool) {
+    let world = World::for_connections("mem", 20 + u32::try_from(turns()).unwrap()).await;
+    let serving = Serving::begin(&world.far).await;
+    let watch = Arc::new(Watch { is_closed: Mutex::new(true), ..Watch::default() });
+    let gated = Watched(FakeFactory::new(1, "client"), Arc::clone(&watch));
+    let gated = Security::new(Arc::new(gated)).expecting("server");
+    let computing: Vec<_> = (0..turns())
+        .map(|_| later(&world.near, &serving.address, gated.clone()))
+        .map(|connecting| std::thread::spawn(|| one_thread().block_on(connecting)))
+        .collect();
+    while watch.computing.load(Ordering::SeqCst) < turns() {
+        tokio::task::yield_now().await;
+    }
+    let mut left: Vec<_> = (0..8).map(|_| later(&world.near, &serving.address, client())).collect();
+    let poll_all = async |left: &mut Vec<Connecting>| {
+        for connecting in left {
+            // Until it waits for its turn, and longer.
+            let mut rounds = 0..200;
+            poll_until(connecting, || rounds.next().is_none()).await;
+        }
+    };
+    let still = one_thread();
+    if with_their_runtime {
+        let still = &still;
+        let left = &mut left;
+        std::thread::scope(|scope| {
+            scope.spawn(|| still.block_on(poll_all(left)));
+        });
+    } else {
+        poll_all(&mut left).await;
+    }
+    watch.open();
+    let another = later(&world.near, &serving.address, client()).await.unwrap();
+    world.near.release(another.key);
+    for thread in computing {
+        let connected = tokio::task::spawn_blocking(|| thread.join().unwrap()).await.unwrap();
+        world.near.release(connected.unwrap().key);
+    }
+    drop(left);
+    still.shutdown_background();
+    serving.end(&world.far).await;
+    world.end().await;
+}
+
+#[test]
+fn futures_left_alone_keep_no_turn() {
+    run("futures left alone", leave_futures_alone(false));
+}
+
+#[test]
+fn a_runtime_left_alone_keeps_no_turn() {
+    run("a runtime left alone", leave_futures_alone(true));
+}
+
+/// A handshake that has begun ends, whichever end is not polled.
+#[test]
+fn handshakes_go_on_while_nobody_polls() {
+    run("handshakes go on", async {
+        for client_is_left in [true, false] {
+            let mut world = World::new("mem").await;
+            let (ours, theirs) = (client(), server());
+            let mut connect = later(&world.near, &world.address, ours.clone());
+            let (far, configuration) = (Arc::clone(&world.far), config());
+            let security = theirs.clone();
+            let mut accept: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(async move {
+                let (incoming, probe) = (world.listener.incoming().await, Probe::new(Habit::Keep));
+                let incoming = incoming.unwrap();
+                let connected =
+                    far.accept_with(incoming, &configuration, probe, Some(&security)).await;
+                (world, connected.unwrap())
+            });
+            let begun = |security: &Security| security.has_begun.load(Ordering::SeqCst);
+            let (connected, (world, accepted)) = if client_is_left {
+                let both = async {
+                    poll_until(&mut connect, || begun(&ours)).await;
+                    std::future::pending().await
+                };
+                let accepted = tokio::select! {
+                    accepted = &mut accept => accepted,
+                    () = both => unreachable!(),
+                };
+                (connect.await.unwrap(), accepted)
+            } else {
+                let both = async {
+                    poll_until(&mut accept, || begun(&theirs)).await;
+                    std::future::pending().await
+                };
+                let connected = tokio::select! {
+                    connected = &mut connect => connected.unwrap(),
+                    () = both => unreachable!(),
+                };
+                (connected, accept.await)
+            };
+            world.near.release(connected.key);
+            world.far.release(accepted.key);
+            world.end().await;
+        }
+    });
+}
+
+/// The task of a handshake ends with its runtime: the future says so, and nothing is left.
+#[test]
+fn a_handshake_ends_with_its_runtime() {
+    run("the end of a runtime", async {
+        let mut world = World::new("mem").await;
+        let ours = client();
+        let mut connect = later(&world.near, &world.address, ours.clone());
+        let listener = &mut world.listener;
+        let (far, probe, theirs) = (&world.far, Probe::new(Habit::Keep), server());
+        let accept = super::accept(far, &mut **listener, probe, Some(&theirs));
+        let (runtime, begun) = (one_thread(), || ours.has_begun.load(Ordering::SeqCst));
+        let connecting = async {
+            let handle = runtime.handle().clone();
+            poll_fn(|context| {
+                let _guard = handle.enter();
+                assert!(connect.as_mut().poll(context).is_pending());
+                if begun() { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
+            runtime.shutdown_background();
+            connect.await.unwrap_err()
+        };
+        let (error, accepted) = tokio::join!(connecting, accept);
+        assert!(error.to_string().contains("the runtime"), "{error}");
+        assert!(accepted.is_err());
+        world.check_works().await;
+        world.end().await;
     });
 }
