@@ -37,6 +37,8 @@ pub enum FailureReason {
     BrokenRule,
     /// The server knows who this client is, and refuses it. Its text is authenticated.
     DeniedByPeer,
+    /// The server does not accept what this client has shown. Its text is authenticated.
+    CertificateRefusedByPeer,
     /// The peer ended the handshake. Its text is not authenticated and decides nothing.
     RefusedByPeer,
     /// This end failed.

@@ -178,8 +178,13 @@ impl<P: UpperLayer> Shard<P> {
             }
             Err(failure) => {
                 // Who has closed reads no more.
-                let (by_peer, denied) = (FailureReason::RefusedByPeer, FailureReason::DeniedByPeer);
-                if failure.reason != by_peer && failure.reason != denied {
+                let is_by_peer = matches!(
+                    failure.reason,
+                    FailureReason::RefusedByPeer
+                        | FailureReason::DeniedByPeer
+                        | FailureReason::CertificateRefusedByPeer
+                );
+                if !is_by_peer {
                     self.refuse(key, link.refusal(&failure)).await;
                 }
                 Err(failure)

@@ -38,6 +38,11 @@ use crate::text::printable;
 pub const MAX_FRAMES: u16 = 8;
 /// Bytes of the handshake frames of each direction, at most.
 pub const MAX_BYTES: usize = 64 << 10;
+/// Codes of a refusal that is sealed: the user refuses the client, its certificate is not accepted,
+/// or anything else, such as a frame that somebody has changed. They are followed by a text.
+const DENIED: u8 = 1;
+const CERTIFICATE: u8 = 2;
+const OTHER: u8 = 3;
 /// Type and length of a message, bytes.
 const MESSAGE_PREFIX_BYTES: usize = 4;
 
@@ -182,7 +187,7 @@ impl LockedLink {
         debug_assert_eq!((self.role, self.phase), (Role::Server, Phase::Finished));
         // Invariant 5: `refusal` seals the same number in any other phase.
         self.phase = Phase::Unlocked;
-        self.sealed_unlocked("")
+        self.sealed_unlocked(&[])
     }
 
     /// The frame that reports a failure to the peer: sealed where this end has the keys, otherwise
@@ -193,7 +198,7 @@ impl LockedLink {
         self.phase = Phase::Refused;
         if self.role == Role::Server
             && is_unused
-            && let Ok(frame) = self.sealed_unlocked(&failure.told)
+            && let Ok(frame) = self.sealed_unlocked(&sealed_refusal(failure))
         {
             return frame;
         }
@@ -221,9 +226,9 @@ impl LockedLink {
         self.partial = Vec::new();
     }
 
-    fn sealed_unlocked(&mut self, text: &str) -> Result<Vec<u8>, HandshakeFailure> {
+    fn sealed_unlocked(&mut self, refusal: &[u8]) -> Result<Vec<u8>, HandshakeFailure> {
         let header = frame::unlocked_header();
-        let mut payload = frame::close_text(text).as_bytes().to_vec();
+        let mut payload = refusal.to_vec();
         self.handshake.seal(Level::Application, 0, &header, &mut payload)?;
         Ok([&header[..], &payload].concat())
     }
@@ -322,16 +327,25 @@ impl LockedLink {
         if *header != frame::unlocked_header() {
             return Err(broken("UNLOCKED frame with header bytes that are not 0"));
         }
-        let mut text = payload.to_vec();
-        self.handshake.open(Level::Application, 0, header, &mut text)?;
-        if text.is_empty() {
+        let mut refusal = payload.to_vec();
+        self.handshake.open(Level::Application, 0, header, &mut refusal)?;
+        let Some((code, text)) = refusal.split_first() else {
             self.phase = Phase::Unlocked;
             return Ok(());
-        }
-        let text = String::from_utf8_lossy(&text);
-        let text =
-            format!("the server refuses this client: {}; its log says why", printable(&text));
-        Err(HandshakeFailure::new(FailureReason::DeniedByPeer, text, "refused"))
+        };
+        let text = String::from_utf8_lossy(text);
+        let text = printable(&text);
+        let (reason, says) = match *code {
+            DENIED => (FailureReason::DeniedByPeer, "the server refuses this client"),
+            CERTIFICATE => {
+                let says = "the server does not accept the certificate of this client";
+                (FailureReason::CertificateRefusedByPeer, says)
+            }
+            OTHER => (FailureReason::BrokenRule, "the server ended the handshake"),
+            code => return Err(broken(&format!("UNLOCKED frame with the unknown code {code}"))),
+        };
+        let text = format!("{says}: {text}; its log says why");
+        Err(HandshakeFailure::new(reason, text, "refused"))
     }
 
     /// Queues what the handshake wants sent, as frames.
@@ -375,6 +389,32 @@ impl std::fmt::Debug for LockedLink {
         let Self { role, phase, .. } = self;
         f.debug_struct("LockedLink").field("role", role).field("phase", phase).finish()
     }
+}
+
+/// What a server that has keys reports. Only what says something about the client is final there.
+fn sealed_refusal(failure: &HandshakeFailure) -> Vec<u8> {
+    use FailureReason::{
+        BadCertificate, BadSignature, BrokenRule, CertificateRefusedByPeer, Configuration, Denied,
+        DeniedByPeer, Expired, Internal, NoCertificate, NotOffered, NotYetValid, NothingInCommon,
+        OtherProtection, RefusedByPeer, Revoked, SetUpChanged, UnknownAuthority, WrongName,
+    };
+    let code = match failure.reason {
+        Denied => DENIED,
+        WrongName | UnknownAuthority | Expired | NotYetValid | Revoked | NoCertificate
+        | BadCertificate => CERTIFICATE,
+        BadSignature
+        | BrokenRule
+        | Configuration
+        | Internal
+        | NotOffered
+        | NothingInCommon
+        | OtherProtection
+        | RefusedByPeer
+        | SetUpChanged
+        | DeniedByPeer
+        | CertificateRefusedByPeer => OTHER,
+    };
+    [&[code], frame::close_text(&failure.told).as_bytes()].concat()
 }
 
 /// [`LockedLink::refusal`] where no handshake began.

@@ -144,6 +144,54 @@ fn a_denied_client_hears_it_sealed() {
     assert_eq!(ends.server.refusal(&failure)[0], 6, "invariant 5");
 }
 
+/// What a server says once it has keys: final only if it is about the client.
+#[test]
+fn a_sealed_refusal_has_a_code() {
+    for (reason, expected, is_final) in [
+        (FailureReason::Denied, FailureReason::DeniedByPeer, true),
+        (FailureReason::Expired, FailureReason::CertificateRefusedByPeer, true),
+        (FailureReason::NoCertificate, FailureReason::CertificateRefusedByPeer, true),
+        (FailureReason::BrokenRule, FailureReason::BrokenRule, false),
+        (FailureReason::SetUpChanged, FailureReason::BrokenRule, false),
+        (FailureReason::Internal, FailureReason::BrokenRule, false),
+    ] {
+        let [client, server] = known();
+        let denied = vec!["client".to_owned()];
+        let mut ends = Ends::new(&client, &FakeFactory { denied, ..server });
+        let mut failure = ends.run().unwrap_err();
+        failure.reason = reason;
+        let refusal = ends.server.refusal(&failure);
+        let heard = ends.client.on_frame(None, &refusal).unwrap_err();
+        assert_eq!((heard.reason, heard.reason.is_final()), (expected, is_final), "{reason:?}");
+        assert!(heard.text.contains("denied by a rule"), "{heard}");
+    }
+}
+
+/// A bit of the client's last flight that somebody has changed says nothing about the client.
+#[test]
+fn a_changed_last_flight_is_not_final() {
+    let mut ends = ends();
+    loop {
+        let (client, server) = (&mut ends.client, &mut ends.server);
+        if client.is_finish_due() {
+            client.finish().unwrap();
+            let mut last = client.poll_transmit().unwrap();
+            *last.last_mut().unwrap() ^= 1;
+            let failure = server.on_frame(None, &last).unwrap_err();
+            assert_eq!(failure.reason, FailureReason::BrokenRule);
+            let refusal = server.refusal(&failure);
+            assert_eq!(refusal[0], 8, "sealed");
+            let heard = client.on_frame(None, &refusal).unwrap_err();
+            assert_eq!(heard.reason, FailureReason::BrokenRule);
+            return;
+        } else if let Some(frame) = client.poll_transmit() {
+            server.on_frame(None, &frame).unwrap();
+        } else if let Some(frame) = server.poll_transmit() {
+            client.on_frame(None, &frame).unwrap();
+        }
+    }
+}
+
 #[test]
 fn a_failure_before_keys_is_told_in_clear() {
     let mut ends = ends();
@@ -180,9 +228,9 @@ fn a_changed_set_up_fails_at_both_ends() {
         assert_eq!(check(&changed, &base), Err(FailureReason::SetUpChanged), "reply {at}");
     }
     for changed in [
-        SetUp { scheme: "shm", ..base },
-        SetUp { place: "here", ..base },
-        SetUp { exchange: Some(&other), ..base },
+        SetUp { scheme: "shm", ..auto },
+        SetUp { place: "here", ..auto },
+        SetUp { exchange: Some(&other), ..auto },
     ] {
         assert_eq!(check(&auto, &changed), Err(FailureReason::SetUpChanged), "{changed:?}");
     }
