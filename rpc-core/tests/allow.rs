@@ -153,6 +153,26 @@ async fn denied_callers_learn_nothing_of_methods() {
     assert_eq!(unknown.code(), Code::Unimplemented, "{unknown}");
 }
 
+/// Who may call a built-in method learns that this server lacks it, for the sake of old servers.
+#[tokio::test]
+async fn built_in_methods_may_be_missing() {
+    let allow = Allow::nobody().rule(&["name:operator"], &["rpc.Reflect.*"]).unwrap();
+    let at = serve(named().allow(allow), "mem").await;
+    for (name, may_reflect) in [("stranger", false), ("operator", true)] {
+        let channel = channel(name).connect(&at).await.unwrap();
+        let health = HealthClient::new(channel.clone()).check("").await;
+        let health = Status::from(health.unwrap_err());
+        assert_eq!(health.code(), Code::Unimplemented, "{health}");
+        let services = ReflectClient::new(channel.clone()).services().await.map(drop);
+        match may_reflect {
+            true => assert_eq!(services.unwrap_err().code(), Code::Unimplemented),
+            false => assert_denied(services),
+        }
+        let stats = StatsClient::new(channel).server(1).await.map(drop);
+        assert_denied(stats.map_err(Status::from));
+    }
+}
+
 #[tokio::test]
 async fn built_in_services_have_to_be_named() {
     let allow = Allow::nobody().rule(&["anyone"], &["*"]).unwrap();

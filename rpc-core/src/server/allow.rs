@@ -121,6 +121,23 @@ impl What {
     }
 }
 
+/// The name of a built-in method, which a server may lack.
+#[cfg(feature = "macros")]
+fn built_in(id: u32) -> Option<&'static str> {
+    use crate::__private::Described;
+    use crate::builtin::health::HealthClient;
+    use crate::builtin::reflect::{ReflectClient, StatsClient};
+
+    let services = [HealthClient::service(), ReflectClient::service(), StatsClient::service()];
+    let mut methods = services.into_iter().flat_map(|service| service.methods);
+    methods.find(|method| method.id == id).map(|method| method.name)
+}
+
+#[cfg(not(feature = "macros"))]
+const fn built_in(_: u32) -> Option<&'static str> {
+    None
+}
+
 fn service_of(method: &str) -> &str {
     method.rsplit_once('.').map_or(method, |(service, _)| service)
 }
@@ -249,11 +266,15 @@ impl Allow {
         Err(self.denied(caller))
     }
 
-    /// What the caller of a method that does not exist learns: that, if it may call everything.
+    /// What the caller of a method that does not exist learns: that, if it may call everything, or
+    /// if it may call this method of ours where it exists.
     #[cold]
-    pub(super) fn unknown(&self, status: Status, caller: &ConnectionContext) -> Status {
+    pub(super) fn unknown(&self, id: u32, status: Status, caller: &ConnectionContext) -> Status {
         let rules = self.0.rules.load();
-        if rules.of(&caller.identity).any(|what| *what == What::Everything) {
+        let may_call = |name| service_of(name) == FREE || rules.allow(&caller.identity, name);
+        if rules.of(&caller.identity).any(|what| *what == What::Everything)
+            || built_in(id).is_some_and(may_call)
+        {
             status
         } else {
             self.denied(caller)
@@ -264,7 +285,9 @@ impl Allow {
     fn denied(&self, caller: &ConnectionContext) -> Status {
         self.0.denied.add_shared(1);
         let caller = &caller.identity;
-        Status::permission_denied(format!("the rules of this server do not allow this to {caller}"))
+        Status::permission_denied(format!(
+            "the rules of this server do not allow this to {caller}, or there is no such method"
+        ))
     }
 
     /// Calls that were refused so far.

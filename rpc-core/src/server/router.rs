@@ -104,7 +104,7 @@ impl Router {
     #[cold]
     pub(super) fn refusal(&self, id: u32, status: Status, caller: &ConnectionContext) -> Status {
         match &self.rules {
-            Some(rules) if !self.by_id.contains_key(&id) => rules.unknown(status, caller),
+            Some(rules) if !self.by_id.contains_key(&id) => rules.unknown(id, status, caller),
             _ => status,
         }
     }
