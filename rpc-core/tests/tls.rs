@@ -222,13 +222,6 @@ fn wrong_servers_are_refused_by_their_clients() {
                 FailureReason::Expired,
                 "2020-01-01",
             ),
-            (
-                with(|params| {
-                    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-                }),
-                FailureReason::BadCertificate,
-                "serverAuth",
-            ),
         ] {
             let (at, stats) = serve(Server::builder().tls(server), scheme).await;
             let (reason, found) = refusal(world.client(), &at).await;
@@ -237,6 +230,24 @@ fn wrong_servers_are_refused_by_their_clients() {
             assert_eq!(stats.stats().accepted, 0);
         }
     });
+}
+
+/// Peers would refuse it, which this end says itself.
+#[tokio::test]
+async fn an_own_certificate_must_be_for_its_role() {
+    let ca = Authority::new("ca");
+    let only = |usage: ExtendedKeyUsagePurpose| {
+        tls(&ca.issue_with(&[KV], |params| params.extended_key_usages = vec![usage]), &ca)
+    };
+    let (server, client) =
+        (only(ExtendedKeyUsagePurpose::ServerAuth), only(ExtendedKeyUsagePurpose::ClientAuth));
+    let bound = Server::builder().tls(client.clone()).bind("mem://own-purpose").await;
+    let error = bound.unwrap_err().to_string();
+    assert!(error.contains("serverAuth"), "{error}");
+    let _server = Server::builder().tls(server.clone()).bind("mem://own-purpose").await.unwrap();
+    let connected = Channel::builder().tls(server.expect_peer(KV)).connect("mem://own-purpose");
+    let error = connected.await.unwrap_err().to_string();
+    assert!(error.contains("clientAuth"), "{error}");
 }
 
 #[test]
@@ -251,7 +262,7 @@ fn wrong_clients_are_refused_by_the_server() {
         for (leaf, text) in [(other.issue(&[CART]), "UnknownCA"), (expired, "CertificateExpired")] {
             let channel = Channel::builder().tls(tls(&leaf, &world.ca).expect_peer(KV));
             let (reason, found) = refusal(channel, &at).await;
-            assert_eq!(reason, FailureReason::DeniedByPeer, "{found}");
+            assert_eq!(reason, FailureReason::CertificateRefusedByPeer, "{found}");
             assert!(found.contains(text), "{found}");
         }
         // Counted once the client has the reason.

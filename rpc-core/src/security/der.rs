@@ -22,17 +22,59 @@ const SAN_DNS: u8 = 0x82;
 const SAN_URI: u8 = 0x86;
 const SAN_ADDRESS: u8 = 0x87;
 
-/// 2.5.29.15, .17, .19 and 2.5.4.3.
+/// 2.5.29.15, .17, .19, .37 and 2.5.4.3.
 const KEY_USAGE: &[u8] = &[0x55, 0x1d, 0x0f];
 const SUBJECT_ALT_NAME: &[u8] = &[0x55, 0x1d, 0x11];
 const BASIC_CONSTRAINTS: &[u8] = &[0x55, 0x1d, 0x13];
+const EXTENDED_KEY_USAGE: &[u8] = &[0x55, 0x1d, 0x25];
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
 
+/// 1.3.6.1.5.5.7.3.1 and .2.
+const SERVER_AUTH: &[u8] = &[0x2b, 6, 1, 5, 5, 7, 3, 1];
+const CLIENT_AUTH: &[u8] = &[0x2b, 6, 1, 5, 5, 7, 3, 2];
+
+/// Bit 0 of a key usage, from the left.
+const DIGITAL_SIGNATURE: u8 = 0x80;
 /// Bits 5 (keyCertSign) and 6 (cRLSign) of a key usage, from the left.
 const SIGNS_OTHERS: u8 = 0x04 | 0x02;
 
 /// Names of one certificate, at most.
-const MAX_NAMES: usize = 256;
+pub(super) const MAX_NAMES: usize = 256;
+
+/// What every certificate begins with.
+pub(super) struct Head<'a> {
+    /// The whole name, as DER.
+    pub(super) issuer: &'a [u8],
+    pub(super) subject: &'a [u8],
+    /// The whole `SubjectPublicKeyInfo`.
+    pub(super) key: &'a [u8],
+    pub(super) not_before: Option<SystemTime>,
+    pub(super) not_after: Option<SystemTime>,
+    rest: Reader<'a>,
+}
+
+/// What a key may do, by an extension that certificates may lack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum KeyUsage {
+    /// It is not said, so everything.
+    #[default]
+    Unlimited,
+    Limited {
+        digital_signature: bool,
+    },
+}
+
+/// What a certificate is for, by an extension that certificates may lack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Purpose {
+    /// It is not said, so everything.
+    #[default]
+    Unlimited,
+    Limited {
+        server: bool,
+        client: bool,
+    },
+}
 
 /// The fields.
 #[derive(Debug, Default)]
@@ -49,6 +91,10 @@ pub(super) struct Fields<'a> {
     pub(super) is_authority: bool,
     /// Its key may sign certificates or revocation lists.
     pub(super) signs_others: bool,
+    pub(super) key_usage: KeyUsage,
+    pub(super) purpose: Purpose,
+    /// It has more than [`MAX_NAMES`], which are left out.
+    pub(super) has_more_names: bool,
 }
 
 /// A part of the input.
@@ -89,21 +135,27 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The fields of a certificate; `None` if it is none.
-pub(super) fn fields(certificate: &[u8]) -> Option<Fields<'_>> {
-    let mut fields = Fields::default();
+/// The beginning of a certificate; `None` if it is none.
+pub(super) fn head(certificate: &[u8]) -> Option<Head<'_>> {
     let mut whole = Reader(Reader(certificate).take(SEQUENCE)?);
     let mut inner = Reader(whole.take(SEQUENCE)?);
     inner.take_if(VERSION);
     inner.take(INTEGER)?;
     inner.take(SEQUENCE)?; // Algorithm of the signature.
-    inner.take(SEQUENCE)?; // Issuer.
+    let issuer = inner.take(SEQUENCE)?;
     let mut validity = Reader(inner.take(SEQUENCE)?);
-    fields.not_before = time(validity.any()?);
-    fields.not_after = time(validity.any()?);
-    fields.common_name = common_name(inner.take(SEQUENCE)?);
+    let (not_before, not_after) = (time(validity.any()?), time(validity.any()?));
+    let subject = inner.take(SEQUENCE)?;
     let (tag, _, key) = inner.any()?;
-    fields.key = (tag == SEQUENCE).then_some(key)?;
+    let key = (tag == SEQUENCE).then_some(key)?;
+    Some(Head { issuer, subject, key, not_before, not_after, rest: inner })
+}
+
+/// The fields of a certificate; `None` if it is none.
+pub(super) fn fields(certificate: &[u8]) -> Option<Fields<'_>> {
+    let Head { subject, key, not_before, not_after, rest: mut inner, .. } = head(certificate)?;
+    let common_name = common_name(subject);
+    let mut fields = Fields { common_name, key, not_before, not_after, ..Fields::default() };
     while !inner.is_at_end() {
         let (tag, content, _) = inner.any()?;
         if tag == EXTENSIONS {
@@ -142,7 +194,8 @@ fn extension<'a>(bytes: &'a [u8], fields: &mut Fields<'a>) -> Option<()> {
             let (tag, name, _) = names.any()?;
             let count = fields.uris.len() + fields.dns.len() + fields.addresses.len();
             if count >= MAX_NAMES {
-                return None;
+                fields.has_more_names = true;
+                break;
             }
             match tag {
                 SAN_URI => fields.uris.push(std::str::from_utf8(name).ok()?),
@@ -160,12 +213,24 @@ fn extension<'a>(bytes: &'a [u8], fields: &mut Fields<'a>) -> Option<()> {
         fields.is_authority = authority.is_some_and(|value| value != [0]);
     } else if id == KEY_USAGE {
         let bits = Reader(value).take(BIT_STRING)?;
-        fields.signs_others = bits.get(1).is_some_and(|bits| bits & SIGNS_OTHERS != 0);
+        let has = |these: u8| bits.get(1).is_some_and(|bits| bits & these != 0);
+        fields.signs_others = has(SIGNS_OTHERS);
+        fields.key_usage = KeyUsage::Limited { digital_signature: has(DIGITAL_SIGNATURE) };
+    } else if id == EXTENDED_KEY_USAGE {
+        let (mut server, mut client) = (false, false);
+        let mut purposes = Reader(Reader(value).take(SEQUENCE)?);
+        while !purposes.is_at_end() {
+            let purpose = purposes.take(OBJECT_ID)?;
+            server |= purpose == SERVER_AUTH;
+            client |= purpose == CLIENT_AUTH;
+        }
+        fields.purpose = Purpose::Limited { server, client };
     }
     Some(())
 }
 
-fn common_name(subject: &[u8]) -> Option<&str> {
+/// The common name in a name, if it has one that can be read.
+pub(super) fn common_name(subject: &[u8]) -> Option<&str> {
     let mut sets = Reader(subject);
     while !sets.is_at_end() {
         let mut set = Reader(sets.take(SET)?);

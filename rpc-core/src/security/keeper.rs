@@ -24,7 +24,7 @@ use rpc_transport::protocol::lock::{HandshakeFactory, HandshakeFailure, Role};
 use rustls::pki_types::CertificateDer;
 use tokio::task::AbortHandle;
 
-use super::der::date;
+use super::der::{self, Purpose, date};
 use super::driver::Factory;
 use super::life::{Life, Step, is_second_half, last_third};
 use super::tls::Tls;
@@ -79,7 +79,7 @@ impl Keeper {
             Role::Client => Factory::server(tls)?,
             Role::Server => Factory::client(tls)?,
         });
-        Ok(Arc::new(Self {
+        let this = Self {
             tls: tls.clone(),
             factory,
             peers,
@@ -87,7 +87,26 @@ impl Keeper {
             task: Mutex::new(None),
             news: Watched::default(),
             is_stale: AtomicBool::new(false),
-        }))
+        };
+        match this.wrong_purpose() {
+            Some(text) => Err(super::TlsError(text)),
+            None => Ok(Arc::new(this)),
+        }
+    }
+
+    /// This end's certificate is for the other role alone.
+    fn wrong_purpose(&self) -> Option<String> {
+        let material = self.tls.live().current();
+        let (own, says) = (material.own.as_ref()?.cert.first()?, material.says.as_ref()?);
+        let Purpose::Limited { server, client } = der::fields(own)?.purpose else { return None };
+        let (is_for_role, role, lacks) = match self.peers {
+            Role::Client => (server, "server", "serverAuth"),
+            Role::Server => (client, "client", "clientAuth"),
+        };
+        let text = format!(
+            "this end's certificate ({says}) is for no {role}: it lacks the extended key usage {lacks}"
+        );
+        (!is_for_role).then_some(text)
     }
 
     /// Does what is due. Returns how long nothing will be.
@@ -185,10 +204,22 @@ impl Keeper {
         if let Some(says) = &material.says
             && let (Some(_), Some(ends)) = (last_third(says, wall), says.not_after())
         {
-            let ends = date(ends);
-            all.push(format!("this end's certificate ({says}) ends on {ends}: renew it"));
+            let (is_over, ends) = (ends <= wall, date(ends));
+            all.push(match is_over {
+                true => format!(
+                    "this end's certificate ({says}) ended on {ends}, so peers refuse it: renew it"
+                ),
+                false => format!("this end's certificate ({says}) ends on {ends}: renew it"),
+            });
         }
+        all.extend(self.wrong_purpose().map(|text| format!("{text}: peers refuse it")));
         if let Trusted::Authorities(trust) = &material.trusted {
+            let now = self.tls.clock().unix();
+            let idle = [&trust.own].into_iter().chain(trust.domains.values());
+            let idle = idle.flat_map(|authorities| authorities.idle(now));
+            all.extend(
+                idle.map(|text| format!("peers are not trusted because of {text}: renew it")),
+            );
             let late = trust.revoked.iter().filter(|it| is_second_half(it.made, it.ends, wall));
             all.extend(late.map(|list| {
                 let (name, ends) = (&list.name, date(list.ends));

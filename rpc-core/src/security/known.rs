@@ -7,10 +7,11 @@
 //! Invariants:
 //! 1. A chain is known by all of its bytes and the role of its peer. Its first certificate picks
 //!    the authorities.
-//! 2. It is known only while all of its certificates are valid, needed or not.
+//! 2. It is known only while all of its certificates are valid, needed or not, and its authority.
 //! 3. The key and the name of the peer are not part of it: each handshake checks them.
 
 use std::collections::HashMap;
+use std::time::SystemTime;
 
 use rpc_transport::lock::Mutex;
 use rpc_transport::protocol::lock::Role;
@@ -50,14 +51,16 @@ impl Known {
         dates.is_some_and(|[first, last]| (first..=last).contains(&now.as_secs()))
     }
 
-    /// This chain is verified. One with dates that cannot be read is not kept.
+    /// This chain is verified with an `authority` that is valid within these seconds. One with dates
+    /// that cannot be read is not kept.
     pub(super) fn add(
         &self,
         key: Key,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
+        authority: [u64; 2],
     ) {
-        let (mut first, mut last) = (0, u64::MAX);
+        let [mut first, mut last] = authority;
         for der in [end_entity].into_iter().chain(intermediates) {
             let Some([begins, ends]) = dates(der) else { return };
             (first, last) = (first.max(begins), last.min(ends));
@@ -73,9 +76,11 @@ impl Known {
 
 /// The first and last second at which a certificate is valid.
 fn dates(certificate: &[u8]) -> Option<[u64; 2]> {
-    let fields = der::fields(certificate)?;
-    let seconds = |at: std::time::SystemTime| {
-        at.duration_since(std::time::UNIX_EPOCH).ok().map(|since| since.as_secs())
-    };
+    let fields = der::head(certificate)?;
     Some([seconds(fields.not_before?)?, seconds(fields.not_after?)?])
+}
+
+/// Since 1970.
+pub(super) fn seconds(at: SystemTime) -> Option<u64> {
+    at.duration_since(SystemTime::UNIX_EPOCH).ok().map(|since| since.as_secs())
 }

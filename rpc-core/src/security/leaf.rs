@@ -3,7 +3,7 @@
 //! Invariant: a certificate of a peer that has a URI has exactly one, which is a SPIFFE id with a
 //! path, and belongs to no authority.
 
-use super::der;
+use super::der::{self, KeyUsage, MAX_NAMES};
 use super::provider::sha256;
 use super::refusal::{Refusal, bad, quoted};
 use crate::identity::{Certificate, SpiffeId};
@@ -29,6 +29,9 @@ pub(super) fn leaf(der: &[u8]) -> Result<Certificate, Refusal> {
     let Some((certificate, fields)) = read(der) else {
         return Err(bad("it is no X.509 certificate that can be read here"));
     };
+    if fields.has_more_names {
+        return Err(bad(&format!("it has more than {MAX_NAMES} names")));
+    }
     match &fields.uris[..] {
         [] if fields.dns.is_empty() && fields.addresses.is_empty() => {
             return Err(bad("it has no subject alternative name"));
@@ -43,8 +46,17 @@ pub(super) fn leaf(der: &[u8]) -> Result<Certificate, Refusal> {
         },
         more => return Err(bad(&format!("it has {} URIs, where one is allowed", more.len()))),
     }
-    if fields.is_authority || !fields.uris.is_empty() && fields.signs_others {
-        return Err(bad("it is that of an authority"));
+    if fields.is_authority {
+        return Err(bad(
+            "it is that of an authority (basicConstraints CA:TRUE), as `openssl req -x509` makes \
+             it: add `-addext basicConstraints=critical,CA:FALSE`, or use `rpcctl cert dev`",
+        ));
+    }
+    if !fields.uris.is_empty() && fields.signs_others {
+        return Err(bad("it is that of an authority: its key usage allows to sign certificates"));
+    }
+    if fields.key_usage == (KeyUsage::Limited { digital_signature: false }) {
+        return Err(bad("its key usage lacks digitalSignature, which TLS 1.3 needs"));
     }
     Ok(certificate)
 }

@@ -79,7 +79,7 @@ impl Files {
         };
         let trusted = match &self.peers {
             PeerFiles::Authorities { own, domains, revoked } => {
-                let mut roots = |origin: &Origin| Ok(Arc::new(read(origin)?.authorities()?));
+                let mut roots = |origin: &Origin| Ok(Arc::new(read(origin)?.authorities(now)?));
                 let own = roots(own)?;
                 let bundle =
                     |(name, origin): (&String, &Origin)| Ok((name.clone(), roots(origin)?));

@@ -8,6 +8,8 @@
 //! This is the only folder that knows rustls. The HTTP port of `rpc-admin` gets a configuration
 //! from here.
 
+mod authorities;
+mod chain;
 mod der;
 mod driver;
 mod http;
@@ -17,6 +19,7 @@ mod leaf;
 mod life;
 mod live;
 mod pem;
+mod pem_lines;
 mod provider;
 mod proving;
 mod refusal;
@@ -30,4 +33,6 @@ pub(crate) use self::keeper::Keeper;
 #[doc(hidden)]
 pub use self::leaf::inspect_der;
 pub use self::pem::{TlsError, inspect};
+#[doc(hidden)]
+pub use self::pem::{authorities_of, own_of};
 pub use self::tls::{Local, Tls};

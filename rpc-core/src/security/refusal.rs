@@ -19,11 +19,28 @@ pub(super) struct Refusal {
     pub(super) reason: FailureReason,
     /// What is wrong and what to do. The peer's words in it are [`quoted`].
     pub(super) text: String,
+    /// What the peer learns: one of few words, never the text.
+    told: &'static str,
 }
 
 impl Refusal {
     pub(super) fn new(reason: FailureReason, text: impl Into<String>) -> Self {
-        Self { reason, text: text.into() }
+        let told = match reason {
+            FailureReason::Expired => "renew it",
+            FailureReason::Revoked => "issue a new certificate",
+            FailureReason::UnknownAuthority => "no CA in the ca.pem here has signed it",
+            FailureReason::NotYetValid => "it is not valid yet",
+            FailureReason::WrongName => "it is for another name",
+            FailureReason::BadCertificate => "it breaks a rule of certificates",
+            _ => "",
+        };
+        Self { reason, text: text.into(), told }
+    }
+
+    /// Tells the peer something more exact.
+    pub(super) fn telling(mut self, told: &'static str) -> Self {
+        self.told = told;
+        self
     }
 }
 
@@ -44,20 +61,17 @@ impl From<Refusal> for Error {
 
 /// The end of a handshake for an error of rustls, with the alert that it would send.
 pub(super) fn failure(error: &Error, alert: Option<AlertDescription>) -> HandshakeFailure {
-    let Refusal { reason, text } = refusal(error);
+    let Refusal { reason, text, told } = refusal(error);
     // rustls does not know why a certificate is refused here.
-    let (of_reason, advice) = match reason {
-        FailureReason::Expired => (Some(AlertDescription::CertificateExpired), ": renew it"),
-        FailureReason::Revoked => {
-            (Some(AlertDescription::CertificateRevoked), ": issue a new certificate")
-        }
-        FailureReason::UnknownAuthority => {
-            (Some(AlertDescription::UnknownCA), ": no CA in the ca.pem here has signed it")
-        }
-        _ => (None, ""),
+    let of_reason = match reason {
+        FailureReason::Expired => Some(AlertDescription::CertificateExpired),
+        FailureReason::Revoked => Some(AlertDescription::CertificateRevoked),
+        FailureReason::UnknownAuthority => Some(AlertDescription::UnknownCA),
+        _ => None,
     };
     let told = match of_reason.or(alert) {
-        Some(alert) => format!("tls alert {} {alert:?}{advice}", u8::from(alert)),
+        Some(alert) if told.is_empty() => format!("tls alert {} {alert:?}", u8::from(alert)),
+        Some(alert) => format!("tls alert {} {alert:?}: {told}", u8::from(alert)),
         None => "the handshake failed".to_owned(),
     };
     HandshakeFailure::new(reason, text, told)
@@ -130,9 +144,7 @@ fn of_certificate(error: &CertificateError) -> Refusal {
 
 /// Why a chain is not accepted.
 pub(super) fn of_chain(error: &webpki::Error) -> Refusal {
-    use FailureReason::{
-        BadCertificate, Configuration, Expired, NotYetValid, Revoked, UnknownAuthority,
-    };
+    use FailureReason::{BadCertificate, Configuration, Expired, NotYetValid, Revoked};
     let day = |time: &UnixTime| date(SystemTime::UNIX_EPOCH + Duration::from_secs(time.as_secs()));
     match error {
         webpki::Error::CertExpired { time, not_after } => Refusal::new(
@@ -168,18 +180,13 @@ pub(super) fn of_chain(error: &webpki::Error) -> Refusal {
                  names: fetch it again",
             )
         }
-        // An authority with the name of a trusted one and another key is unknown as well.
-        webpki::Error::UnknownIssuer | webpki::Error::InvalidSignatureForPublicKey => Refusal::new(
-            UnknownAuthority,
-            "the peer's certificate is of an authority that is unknown here: is it signed by a CA \
-             in this end's ca.pem?",
-        ),
         webpki::Error::RequiredEkuNotFoundContext(_) | webpki::Error::EmptyEkuExtension => {
             Refusal::new(
                 BadCertificate,
                 "the peer's certificate is for the other role: a server's needs the extended key \
                  usage serverAuth, a client's clientAuth",
             )
+            .telling("it is for the other role")
         }
         error => bad(&quoted(&error.to_string())),
     }

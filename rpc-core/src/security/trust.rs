@@ -8,17 +8,20 @@
 #[cfg(test)]
 mod tests;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rpc_transport::protocol::lock::{FailureReason, Role};
-use rustls::RootCertStore;
 use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::{CertificateDer, SubjectPublicKeyInfoDer, UnixTime};
 use webpki::{
     EndEntityCert, ExpirationPolicy, KeyUsage, RevocationOptionsBuilder, UnknownStatusPolicy,
+    VerifiedPath,
 };
 
+use super::authorities::{Authorities, Standing};
+use super::chain;
 use super::known::{Known, key};
 use super::leaf::leaf;
 use super::pem::RevocationList;
@@ -35,11 +38,11 @@ pub(super) enum Trusted {
 /// All authorities that this end trusts, and what they have revoked.
 pub(super) struct Trust {
     /// Those of `ca.pem`.
-    pub(super) own: Arc<RootCertStore>,
+    pub(super) own: Arc<Authorities>,
     /// The trust domain that they are of, if that is known.
     pub(super) own_domain: Option<String>,
     /// Those of other trust domains.
-    pub(super) domains: BTreeMap<String, Arc<RootCertStore>>,
+    pub(super) domains: BTreeMap<String, Arc<Authorities>>,
     pub(super) revoked: Vec<RevocationList>,
     /// Chains of theirs.
     pub(super) known: Known,
@@ -48,7 +51,7 @@ pub(super) struct Trust {
 impl Trust {
     /// The authorities that may have issued this certificate. `own_domain`: that of `ca.pem`, if
     /// this end has no id that says it.
-    fn of(&self, peer: &Certificate, own_domain: Option<&str>) -> Result<&RootCertStore, Refusal> {
+    fn of(&self, peer: &Certificate, own_domain: Option<&str>) -> Result<&Authorities, Refusal> {
         let Some(id) = peer.spiffe() else { return Ok(&self.own) };
         let domain = id.trust_domain();
         if let Some(authorities) = self.domains.get(domain) {
@@ -61,7 +64,8 @@ impl Trust {
                     "the peer is of the trust domain {domain}, whose authorities are unknown here: \
                      add them with `Tls::trust_domain`"
                 ),
-            )),
+            )
+            .telling("its trust domain is unknown here")),
             _ => Ok(&self.own),
         }
     }
@@ -89,6 +93,8 @@ impl Trusted {
             Self::Authorities(trust) => trust,
             Self::Keys(keys) => return check_key(keys, end_entity),
         };
+        // Before anything that costs a signature.
+        chain::check_bounds(end_entity, intermediates)?;
         let certificate = leaf(end_entity)?;
         let roots = trust.of(&certificate, terms.own_domain)?;
         // Lists say something new with time.
@@ -97,38 +103,61 @@ impl Trusted {
         if key.as_ref().is_some_and(|(known, key)| known.has(key, terms.now)) {
             return Ok(certificate);
         }
-        let lists: Vec<_> = trust.revoked.iter().map(|list| &*list.list).collect();
-        // A list says nothing of the certificates of other authorities.
-        let revocation = RevocationOptionsBuilder::new(&lists).ok().map(|options| {
-            options
-                .with_status_policy(UnknownStatusPolicy::Allow)
-                .with_expiration_policy(ExpirationPolicy::Enforce)
-                .build()
-        });
-        let usage = match terms.peer {
-            Role::Server => KeyUsage::server_auth(),
-            Role::Client => KeyUsage::client_auth(),
-        };
-        let (algorithms, now) = (terms.algorithms.all, terms.now);
-        EndEntityCert::try_from(end_entity)
-            .and_then(|it| {
-                let anchors = &roots.roots;
-                it.verify_for_usage(
-                    algorithms,
-                    anchors,
-                    intermediates,
-                    now,
-                    usage,
-                    revocation,
-                    None,
-                )
-                .map(|_| ())
-            })
-            .map_err(|error| of_chain(&error))?;
+        let valid = verify(roots, &trust.revoked, end_entity, intermediates, terms)?;
         if let Some((known, key)) = key {
-            known.add(key, end_entity, intermediates);
+            known.add(key, end_entity, intermediates, valid);
         }
         Ok(certificate)
+    }
+}
+
+/// Verifies a chain; the seconds within which its authority is valid.
+fn verify(
+    roots: &Authorities,
+    revoked: &[RevocationList],
+    end_entity: &CertificateDer<'_>,
+    intermediates: &[CertificateDer<'_>],
+    terms: &Terms<'_>,
+) -> Result<[u64; 2], Refusal> {
+    let lists: Vec<_> = revoked.iter().map(|list| &*list.list).collect();
+    // A list says nothing of the certificates of other authorities.
+    let revocation = RevocationOptionsBuilder::new(&lists).ok().map(|options| {
+        options
+            .with_status_policy(UnknownStatusPolicy::Allow)
+            .with_expiration_policy(ExpirationPolicy::Enforce)
+            .build()
+    });
+    let usage = match terms.peer {
+        Role::Server => KeyUsage::server_auth(),
+        Role::Client => KeyUsage::client_auth(),
+    };
+    let (algorithms, now) = (terms.algorithms.all, terms.now);
+    let (idle, valid) = (Cell::new(None), Cell::new(None));
+    let judge = |path: &VerifiedPath<'_>| {
+        let number = roots.number(path.anchor()).ok_or(webpki::Error::UnknownIssuer)?;
+        let Standing::Valid(dates) = roots.standing(number, now) else {
+            idle.set(Some(number));
+            // Another authority may have signed it as well.
+            return Err(webpki::Error::UnknownIssuer);
+        };
+        valid.set(Some(dates));
+        Ok(())
+    };
+    let found = EndEntityCert::try_from(end_entity).and_then(|it| {
+        let (anchors, judge) = (roots.anchors(), Some(&judge as &dyn Fn(&VerifiedPath<'_>) -> _));
+        it.verify_for_usage(algorithms, anchors, intermediates, now, usage, revocation, judge)
+            .map(|_| ())
+    });
+    match (found, idle.get(), valid.get()) {
+        (Ok(()), _, Some(valid)) => Ok(valid),
+        (_, Some(idle), _) => Err(roots.refusal(idle, now)),
+        // An authority with the name of a trusted one and another key is unknown as well.
+        (
+            Err(webpki::Error::UnknownIssuer | webpki::Error::InvalidSignatureForPublicKey)
+            | Ok(()),
+            ..,
+        ) => Err(chain::no_authority(end_entity, intermediates, roots)),
+        (Err(error), ..) => Err(of_chain(&error)),
     }
 }
 

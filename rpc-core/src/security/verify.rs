@@ -164,6 +164,15 @@ fn wrong_name(certificate: &Certificate, expected: &Expected) -> Refusal {
     let names = certificate.dns_names().iter().cloned();
     let all: Vec<_> = ids.into_iter().chain(names).chain(addresses).collect();
     let presented = quoted(&all.join(", "));
+    if let Expected::Host(ServerName::IpAddress(_)) = expected
+        && certificate.dns_names().contains(&expected.to_string())
+    {
+        let text = format!(
+            "the peer's certificate has the address {expected} as a DNS name, not as an address: \
+             issue one whose subject alternative name is IP:{expected}, not DNS:{expected}"
+        );
+        return Refusal::new(FailureReason::WrongName, text);
+    }
     let text = format!(
         "the peer presents a certificate for {presented}; this channel expects {expected}: \
          correct the address, or `expect_peer` or `server_name`"

@@ -30,12 +30,56 @@ impl Authority {
     /// When the system has no random numbers.
     #[must_use]
     pub fn new(name: &str) -> Self {
+        Self::with(name, |_| {})
+    }
+
+    /// The same after a change.
+    ///
+    /// # Panics
+    /// When the system has no random numbers.
+    pub fn with(name: &str, change: impl FnOnce(&mut CertificateParams)) -> Self {
+        let mut params = Self::params(name);
+        change(&mut params);
+        let key = KeyPair::generate().expect("a key");
+        Self(CertifiedIssuer::self_signed(params, key).expect("a certificate"))
+    }
+
+    /// An authority with this key.
+    ///
+    /// # Panics
+    /// When the system has no random numbers.
+    #[must_use]
+    pub fn with_key(name: &str, key: KeyPair) -> Self {
+        let issuer = CertifiedIssuer::self_signed(Self::params(name), key);
+        Self(issuer.expect("a certificate"))
+    }
+
+    /// An authority whose certificate this one has issued.
+    ///
+    /// # Panics
+    /// When the system has no random numbers.
+    #[must_use]
+    pub fn intermediate(&self, name: &str) -> Self {
+        let key = KeyPair::generate().expect("a key");
+        let issuer = CertifiedIssuer::signed_by(Self::params(name), key, &self.0);
+        Self(issuer.expect("a certificate"))
+    }
+
+    /// A further certificate of another authority, with that one's name and key, as PEM.
+    ///
+    /// # Panics
+    /// Never, as that one has a key.
+    #[must_use]
+    pub fn cross_sign(&self, name: &str, other: &Self) -> String {
+        Self::params(name).signed_by(other.0.key(), &self.0).expect("a certificate").pem()
+    }
+
+    fn params(name: &str) -> CertificateParams {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let key = KeyPair::generate().expect("a key");
-        Self(CertifiedIssuer::self_signed(params, key).expect("a certificate"))
+        params
     }
 
     /// Its own certificate, as PEM.

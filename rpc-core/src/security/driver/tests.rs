@@ -6,7 +6,7 @@ use rpc_transport::protocol::lock::{FrameKey, PARAMETERS_BYTES, SealError};
 use rustls::crypto::ring::kx_group;
 use test_kit::certificates::rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
-    date_time_ymd,
+    SanType, date_time_ymd,
 };
 use test_kit::certificates::{Authority, Leaf};
 
@@ -283,6 +283,16 @@ fn another_name_than_the_expected_is_refused() {
     // What the user says counts, not the host.
     let (accepted, _) = run(&client.server_name("kv.internal"), &server, Some("10.0.0.1"));
     assert!(accepted.is_ok());
+    let as_name = tls(
+        &ca.issue_with(&[], |params| {
+            params.subject_alt_names = vec![SanType::DnsName("10.0.0.7".try_into().unwrap())];
+        }),
+        &ca,
+    );
+    let (refused, _) = run(&tls(&ca.issue(&[CART]), &ca), &as_name, Some("10.0.0.7"));
+    let failure = refused.unwrap_err();
+    assert_eq!(failure.reason, FailureReason::WrongName);
+    assert!(failure.text.contains("is IP:10.0.0.7, not DNS:10.0.0.7"), "{failure}");
     // The common name counts nowhere.
     let (refused, _) = run(&tls(&ca.issue(&[CART]), &ca), &server, Some("nobody"));
     assert_eq!(reason(refused), FailureReason::WrongName);
@@ -311,6 +321,8 @@ fn certificates_without_exactly_one_identity_are_refused() {
         |params| params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let signs: fn(&mut CertificateParams) =
         |params| params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    let only_encrypts: fn(&mut CertificateParams) =
+        |params| params.key_usages = vec![KeyUsagePurpose::KeyEncipherment];
     let same: fn(&mut CertificateParams) = |_| {};
     let client = Factory::client(&tls(&ca.issue(&[CART]), &ca).expect_peer(KV)).unwrap();
     let good = tls(&ca.issue(&[KV]), &ca);
@@ -320,8 +332,9 @@ fn certificates_without_exactly_one_identity_are_refused() {
         (&["spiffe://prod.example"], same, "whole trust domain"),
         (&["spiffe://prod.example/a/../b"], same, "no SPIFFE id"),
         (&["https://prod.example/kv"], same, "no SPIFFE id"),
-        (&[KV], is_ca, "authority"),
+        (&[KV], is_ca, "CA:FALSE"),
         (&[KV], signs, "authority"),
+        (&[KV], only_encrypts, "digitalSignature"),
     ] {
         let leaf = ca.issue_with(names, change);
         let (refused, ..) = shake(&client, &unchecked(&leaf, &good), None);
@@ -345,7 +358,9 @@ fn certificates_with_too_many_names_are_refused() {
         let names: Vec<_> = (0..count).map(|number| format!("kv-{number}")).collect();
         let names: Vec<_> = names.iter().map(String::as_str).chain([KV]).collect();
         let (outcome, ..) = shake(&client, &unchecked(&ca.issue(&names), &good), None);
-        assert_eq!(outcome.is_ok(), is_accepted, "{count}");
+        let says = outcome.err().map(|failure| failure.text).unwrap_or_default();
+        assert_eq!(says.is_empty(), is_accepted, "{count}");
+        assert!(is_accepted || says.contains("more than 256 names"), "{says}");
     }
 }
 
@@ -494,6 +509,22 @@ fn a_key_of_another_certificate_is_refused() {
     assert!(build("", &one.key, &ca).contains("-----BEGIN CERTIFICATE-----"));
     assert!(build(&one.cert, "", &ca).contains("the key: no private key in it"));
     assert!(build(&one.cert, &one.key, "").contains("the CA: no certificate in it"));
+    let middle = Authority::new("ca").intermediate("middle");
+    let chained = middle.issue(&[KV]);
+    let wrong_order = middle.pem() + &chained.cert;
+    assert!(build(&wrong_order, &chained.key, &ca).contains("wrong order: the one of the key"));
+    let both = one.cert.clone() + &one.key;
+    assert!(Tls::from_pem_bytes(&both, &both, &ca).is_ok(), "one file with both");
+    for (cert, key, authorities, says) in [
+        (&one.cert, &(one.key.clone() + &other.key), &ca, "the key: more than one private key"),
+        (&one.cert, &one.key.replace("PRIVATE", "ENCRYPTED PRIVATE"), &ca, "with a password"),
+        (&one.cert, &one.key, &(ca.trim_end().to_owned() + &ca), "the CA: line"),
+        (&one.cert, &one.key, &(ca.clone() + &one.key), "the CA: a block PRIVATE KEY is in it"),
+        (&(one.cert.trim_end().to_owned() + &ca), &one.key, &ca, "the certificate: line"),
+    ] {
+        let error = build(cert, key, authorities);
+        assert!(error.contains(says), "{error}");
+    }
     let missing = Tls::from_pem("/nowhere/cert.pem", "k", "c").unwrap_err().to_string();
     assert!(
         missing.contains("cannot read /nowhere/cert.pem") && missing.contains("check the path")
