@@ -116,7 +116,8 @@ async fn send(asked: Asked<'_>) -> Result<Answer, HttpError> {
         Security::Tls(tls) => {
             let name = at.host.clone().try_into();
             let name = name.map_err(|_| failed(&"its host has no valid name for TLS"))?;
-            let stream = tls.0.connect(name, stream).await.map_err(|error| failed(&error))?;
+            let connector = tls.connector().await;
+            let stream = connector.connect(name, stream).await.map_err(|error| failed(&error))?;
             begin(stream).await.map_err(ended)?
         }
     };

@@ -152,8 +152,9 @@ impl Kubernetes {
         };
         let security = match &self.ca_file {
             Some(path) => {
-                let tls = RegistryTls::new(read(path).await?);
-                Security::Tls(tls.map_err(|error| format!("{}: {error}", path.display()))?)
+                // Read anew for each request, as the token.
+                let tls = RegistryTls::from_files(path);
+                Security::Tls(tls.map_err(|error| error.to_string())?)
             }
             None => Security::None,
         };

@@ -120,7 +120,7 @@ fn unusable_certificates_are_refused() {
     let with = |chain: &str, key: &str| RegistryTls::with_certificate(&ours, chain, key);
     for (refused, part) in [
         (RegistryTls::new(""), "no certificate"),
-        (RegistryTls::new(&leaf.key), "no certificate"),
+        (RegistryTls::new(&leaf.key), "a block PRIVATE KEY is in it"),
         (with("", &leaf.key), "no certificate"),
         (with(&leaf.cert, ""), "no private key"),
         (with(&leaf.cert, &other.key), "keys may not be consistent"),
