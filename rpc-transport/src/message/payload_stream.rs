@@ -437,6 +437,29 @@ mod tests {
         assert_eq!(budget.used_bytes(), 0);
     }
 
+    /// So that the sender can go on while the reader does.
+    #[tokio::test]
+    async fn half_a_window_that_was_read_is_reported() {
+        #[derive(Default)]
+        struct Reports(Mutex<Vec<u64>>);
+
+        impl StreamProgress for Reports {
+            fn on_read(&self, _: u32, max_bytes: u64) {
+                self.0.lock().push(max_bytes);
+            }
+        }
+
+        let reports = Arc::<Reports>::default();
+        let (feed, mut stream) = StreamFeed::new(100, 10);
+        feed.report_to(7, Arc::clone(&reports) as _);
+        for (bytes, reported) in [(4, &[][..]), (1, &[15]), (4, &[15]), (2, &[15, 21])] {
+            feed.on_framed(bytes).unwrap();
+            feed.push(segment(&[1; 4][..bytes as usize]), None);
+            stream.next().await.unwrap().unwrap();
+            assert_eq!(*reports.0.lock(), reported, "{bytes}");
+        }
+    }
+
     #[test]
     fn a_sleeping_reader_is_woken() {
         let (feed, mut stream) = StreamFeed::new(9, 100);

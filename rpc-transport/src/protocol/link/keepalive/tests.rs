@@ -250,6 +250,27 @@ fn stopped_end_does_not_judge_its_peer() {
     }
 }
 
+/// Its peer was silent for nearly too long before that, and answers a little later.
+#[test]
+fn an_end_that_stopped_looks_again_first() {
+    let mut silent = Duration::ZERO;
+    loop {
+        silent += SECOND(1) / 5;
+        let (from, goes_on) = (SECOND(1), SECOND(1) + silent + SECOND(60));
+        let mut world = World::new(1_000_000, [Some(INTERVAL), None]);
+        world.run(from, |_| ());
+        world.ends[1].stopped_until = goes_on + SECOND(1);
+        world.run(from + silent, |_| ());
+        if world.ends[0].verdict.is_some() {
+            break;
+        }
+        world.ends[0].stopped_until = goes_on;
+        world.run(goes_on + SECOND(100), |_| ());
+        world.assert_alive();
+    }
+    assert!(silent >= INTERVAL + TIMEOUT - SECOND(1), "{silent:?}");
+}
+
 #[test]
 fn rarely_polling_end_does_not_judge_its_peer() {
     let mut world = World::new(1_000_000, [Some(INTERVAL), None]);
