@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+pub use super::accept_error::AcceptError;
 use crate::address::Address;
 use crate::device::connection_error::{CloseCause, ConnectError, SetUpPhase};
 use crate::device::{
     Capabilities, Device, Established, Incoming, Outgoing, PeerIdentity, ProviderError, QpCapacity,
     QpHandle,
 };
-use crate::engine::clock;
 use crate::engine::connection::{
     Connection, ConnectionQp, RecvBuffers, SendBuffers, SendPath, first_recvs, most_recvs,
 };
@@ -24,12 +24,11 @@ use crate::engine::connection_key::ConnectionKey;
 use crate::engine::security::Security;
 use crate::engine::shard::Shard;
 use crate::engine::tenant::Tenant;
-use crate::engine::unlock::Unlocking;
+use crate::engine::unlock::{Unlocking, new_link, usable};
 use crate::engine::upper::UpperLayer;
 use crate::memory::region::ProtectionDomain;
 use crate::protocol::config::{Isolation, LinkConfig};
 use crate::protocol::handshake::{Agreed, Features, HandshakeError, Offer, Reject, RejectCode};
-use crate::protocol::link::Link;
 use crate::protocol::lock::{FailureReason, HandshakeFailure, Protection, Secured};
 
 /// A connection that is up.
@@ -41,24 +40,6 @@ pub struct Connected {
     pub peer: PeerIdentity,
     /// Who the peer has proved to be, if the connection had a handshake.
     pub secured: Option<Secured>,
-}
-
-/// Why a connection request was not accepted.
-#[derive(Debug, Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum AcceptError {
-    /// The two sides' offers are incompatible; the peer was notified.
-    #[error("the request was refused: {0}")]
-    Refused(Reject),
-    /// No QP could be made; the peer was notified.
-    #[error(transparent)]
-    Provider(#[from] ProviderError),
-    /// The peer went away, or the transport failed.
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    /// The handshake of identities failed; the peer was notified.
-    #[error(transparent)]
-    Handshake(#[from] HandshakeFailure),
 }
 
 /// Sizes of the QP for a configuration. `shares`: its RECVs are those of a shared receive queue.
@@ -477,34 +458,11 @@ impl<P: UpperLayer> Shard<P> {
     }
 }
 
-pub(super) fn new_link(
-    config: &LinkConfig,
-    agreed: &Agreed,
-    is_sealed: bool,
-) -> Result<Link, ConnectError> {
-    let new = if is_sealed { Link::sealed } else { Link::new };
-    new(config, agreed, clock::now()).map_err(|error| ConnectError::Config(error.to_string()))
-}
-
 /// The server accepted without a handshake, which this end insists on.
 fn not_offered() -> HandshakeFailure {
     let text = "this server has no TLS, and the channel insists on it: give the server \
                 `Server::builder().tls(..)`, or correct the address";
     HandshakeFailure::new(FailureReason::NotOffered, text, "")
-}
-
-/// A connection in set-up, unless it has ended meanwhile.
-pub(super) fn usable<P: UpperLayer>(
-    connection: Option<&mut Connection<P>>,
-) -> Result<&mut Connection<P>, ProviderError> {
-    let Some(connection) = connection else { return Err(ProviderError::UnknownQp) };
-    match connection.cause() {
-        None => Ok(connection),
-        Some(cause) => Err(ProviderError::Resources {
-            what: "setting the connection up",
-            message: cause.to_string(),
-        }),
-    }
 }
 
 fn requested(offer: &Offer, private_data: &[u8]) -> Result<Agreed, Reject> {

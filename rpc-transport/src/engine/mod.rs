@@ -4,6 +4,7 @@
 //! pairs, its connections and one lock; its driver polls, hands actions to the upper layer outside
 //! the lock, and sleeps. The upper layer is known only by its traits ([`upper`]).
 
+mod accept_error;
 pub mod clock;
 mod connection;
 pub mod connection_key;

@@ -22,10 +22,10 @@ use tracing::Instrument;
 use crate::address::Address;
 use crate::device::connection_error::{CloseCause, ConnectError};
 use crate::device::{PeerIdentity, ProviderError};
+use crate::engine::accept_error::AcceptError;
 use crate::engine::clock;
-use crate::engine::connection::Arrived;
+use crate::engine::connection::{Arrived, Connection};
 use crate::engine::connection_key::ConnectionKey;
-use crate::engine::establish::{AcceptError, new_link, usable};
 use crate::engine::security::Security;
 use crate::engine::shard::Shard;
 use crate::engine::turns::{Source, compute};
@@ -33,6 +33,7 @@ use crate::engine::upper::UpperLayer;
 use crate::place::Place;
 use crate::protocol::config::LinkConfig;
 use crate::protocol::handshake::{Agreed, Offer};
+use crate::protocol::link::Link;
 use crate::protocol::lock::{
     FailureReason, HandshakeFailure, LockedLink, Opener, Parameters, Protection, Role, Sealer,
     Secured, SetUp,
@@ -317,6 +318,30 @@ impl<P: UpperLayer> Shard<P> {
             found.map_or(Poll::Pending, Poll::Ready)
         })
         .await
+    }
+}
+
+/// The link of a connection whose offers are agreed on.
+pub(super) fn new_link(
+    config: &LinkConfig,
+    agreed: &Agreed,
+    is_sealed: bool,
+) -> Result<Link, ConnectError> {
+    let new = if is_sealed { Link::sealed } else { Link::new };
+    new(config, agreed, clock::now()).map_err(|error| ConnectError::Config(error.to_string()))
+}
+
+/// A connection in set-up, unless it has ended meanwhile.
+pub(super) fn usable<P: UpperLayer>(
+    connection: Option<&mut Connection<P>>,
+) -> Result<&mut Connection<P>, ProviderError> {
+    let Some(connection) = connection else { return Err(ProviderError::UnknownQp) };
+    match connection.cause() {
+        None => Ok(connection),
+        Some(cause) => Err(ProviderError::Resources {
+            what: "setting the connection up",
+            message: cause.to_string(),
+        }),
     }
 }
 

@@ -452,9 +452,9 @@ mod tests {
         let reports = Arc::<Reports>::default();
         let (feed, mut stream) = StreamFeed::new(100, 10);
         feed.report_to(7, Arc::clone(&reports) as _);
-        for (bytes, reported) in [(4, &[][..]), (1, &[15]), (4, &[15]), (2, &[15, 21])] {
-            feed.on_framed(bytes).unwrap();
-            feed.push(segment(&[1; 4][..bytes as usize]), None);
+        for (bytes, reported) in [(4_u8, &[][..]), (1, &[15]), (4, &[15]), (2, &[15, 21])] {
+            feed.on_framed(bytes.into()).unwrap();
+            feed.push(segment(&[1; 4][..usize::from(bytes)]), None);
             stream.next().await.unwrap().unwrap();
             assert_eq!(*reports.0.lock(), reported, "{bytes}");
         }

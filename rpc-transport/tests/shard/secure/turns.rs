@@ -210,10 +210,10 @@ fn later(shard: &ProbeShard, address: &Address, security: Security) -> Connectin
 }
 
 /// Polls a future again and again, until `is_enough`.
-async fn poll_until<F: Future>(future: &mut Pin<Box<F>>, mut is_enough: impl FnMut() -> bool)
-where
-    F: ?Sized,
-{
+async fn poll_until<F: Future + ?Sized>(
+    future: &mut Pin<Box<F>>,
+    mut is_enough: impl FnMut() -> bool,
+) {
     while !is_enough() {
         let poll = poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_ready()));
         assert!(!poll.await, "it was to be left");
