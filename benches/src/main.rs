@@ -27,6 +27,7 @@ mod rdma;
 mod report;
 mod scale;
 mod shards;
+mod strangers;
 mod tarpc_peer;
 
 use std::time::Duration;
@@ -220,6 +221,15 @@ enum Command {
         #[arg(long, default_value_t = 2000)]
         millis: u64,
     },
+    /// Connects of a good client with TLS next to a flood of handshakes of strangers.
+    Strangers {
+        /// Milliseconds per measurement.
+        #[arg(long, default_value_t = 5000)]
+        millis: u64,
+        /// Milliseconds after which a stranger that was refused tries again.
+        #[arg(long, default_value_t = 500)]
+        pause: u64,
+    },
     /// 64-byte echo between two threads of one process over mem://, for profiling.
     Mem {
         /// Milliseconds per measurement.
@@ -318,6 +328,18 @@ enum Command {
         /// How many.
         connections: usize,
     },
+    /// Internal: strangers.
+    #[command(hide = true)]
+    Flood {
+        /// Where to.
+        address: String,
+        /// Where the certificates are.
+        directory: String,
+        /// Whose certificate they show.
+        who: String,
+        /// Milliseconds between two attempts of each.
+        pause: u64,
+    },
     /// Internal: clients that come and go.
     #[command(hide = true)]
     Arrive {
@@ -336,11 +358,11 @@ enum Command {
     #[command(hide = true)]
     Serve {
         /// `ours`, `ours-current`, `ours-multi`, `ours-mlx5`, `ours-cores`, `ours-shards`,
-        /// `pipeline-current`, `pipeline-multi`, `large`, `late`, `stream` or `tarpc`.
+        /// `pipeline-current`, `pipeline-multi`, `large`, `late`, `strangers`, `stream` or `tarpc`.
         who: String,
         /// Where.
         address: String,
-        /// Poll mode of `ours`.
+        /// Poll mode of `ours`, or the directory of the certificates of `strangers`.
         #[arg(default_value = "adaptive")]
         mode: String,
     },
@@ -376,6 +398,10 @@ fn main() -> Result<()> {
         Command::Serve { who, address, mode: name } if who == "pipeline-multi" => {
             let multi = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
             multi.block_on(pipeline::serve(&address, mode(&name)))
+        }
+        Command::Serve { who, address, mode: directory } if who == "strangers" => {
+            let multi = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+            multi.block_on(strangers::serve(&address, &directory))
         }
         Command::Serve { who, address, mode: name } if who == "ours-multi" => {
             let multi = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -470,6 +496,13 @@ fn main() -> Result<()> {
             runtime.block_on(arrivals::run(&scheme, rounds, Duration::from_millis(millis)))
         }
         Command::CallLate { address, calls } => runtime.block_on(busy::call(&address, calls)),
+        Command::Strangers { millis, pause } => {
+            runtime.block_on(strangers::run(Duration::from_millis(millis), pause))
+        }
+        Command::Flood { address, directory, who, pause } => {
+            let pause = Duration::from_millis(pause);
+            runtime.block_on(strangers::flood(&address, &directory, &who, pause))
+        }
         Command::Arrive { address } => runtime.block_on(arrivals::arrive(&address)),
         Command::Idle { connections } => idle::run(&runtime, connections),
     }
