@@ -17,7 +17,7 @@ use rpc_core::stats::{ConnectionStats, StatsHandle};
 use rpc_core::transport::FaultPlan;
 use rpc_core::{
     Channel, ChannelBuilder, Code, ConnectError, Context, LinkConfig, PollMode, Server,
-    ServerBuilder, Status,
+    ServerBuilder, SetUpPhase, Status,
 };
 use test_kit::Watchdog;
 use test_kit::certificates::rcgen::{ExtendedKeyUsagePurpose, KeyPair, date_time_ymd};
@@ -248,6 +248,25 @@ async fn an_own_certificate_must_be_for_its_role() {
     let connected = Channel::builder().tls(server.expect_peer(KV)).connect("mem://own-purpose");
     let error = connected.await.unwrap_err().to_string();
     assert!(error.contains("clientAuth"), "{error}");
+}
+
+/// The error says that the handshake took too long, not that nobody answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_handshake_is_named() {
+    let world = World::new();
+    let (opens, gate) = std::sync::mpsc::channel::<()>();
+    let gate = std::sync::Mutex::new(gate);
+    let late = tls(&world.ca.issue(&[KV]), &world.ca).authorize(move |_| {
+        let _opened = gate.lock().unwrap().recv();
+        Ok(())
+    });
+    let (at, _) = serve(Server::builder().tls(late), "tcp").await;
+    let client = world.client().connect_timeout(Duration::from_millis(300));
+    let error = client.connect(&at).await.map(drop).unwrap_err();
+    let ConnectError::TimedOut { phase, .. } = &error else { panic!("{error}") };
+    assert_eq!(*phase, SetUpPhase::Handshake);
+    assert!(error.to_string().contains("did not finish the TLS handshake within"), "{error}");
+    drop(opens);
 }
 
 #[test]

@@ -104,7 +104,8 @@ impl Keeper {
             Role::Server => (client, "client", "clientAuth"),
         };
         let text = format!(
-            "this end's certificate ({says}) is for no {role}: it lacks the extended key usage {lacks}"
+            "this end's certificate ({says}) is for no {role}: it lacks the extended key usage \
+             {lacks}"
         );
         (!is_for_role).then_some(text)
     }

@@ -51,8 +51,8 @@ impl Known {
         dates.is_some_and(|[first, last]| (first..=last).contains(&now.as_secs()))
     }
 
-    /// This chain is verified with an `authority` that is valid within these seconds. One with dates
-    /// that cannot be read is not kept.
+    /// This chain is verified with an `authority` that is valid within these seconds. One with
+    /// dates that cannot be read is not kept.
     pub(super) fn add(
         &self,
         key: Key,

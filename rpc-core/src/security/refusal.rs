@@ -37,7 +37,7 @@ impl Refusal {
         Self { reason, text: text.into(), told }
     }
 
-    /// Tells the peer something more exact.
+    /// Reports something more exact to the peer.
     pub(super) fn telling(mut self, told: &'static str) -> Self {
         self.told = told;
         self
