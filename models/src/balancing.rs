@@ -99,7 +99,7 @@ fn pick_any(count: usize, random: u64, cost: impl FnMut(usize) -> Option<f64>) -
     let all = (0..count).map(|at| format!("mem://{at}").parse::<Endpoint>().expect("an address"));
     let plan = Plan::new(&mut all.collect::<Vec<_>>(), None);
     let drawn = plan.draw_two(&(0..count), random).expect("there are some");
-    pick(drawn, &(0..count), cost, |_| {}).expect("all are connected")
+    pick(drawn, &(0..count), cost).expect("all are connected")
 }
 
 #[derive(Debug)]

@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use rpc_core::channel::backoff::Backoff;
-use rpc_core::channel::connectivity::{Connectivity, ConnectivityState, Step};
+use rpc_core::channel::connectivity::{Connectivity, ConnectivityState, Loss, Step};
 use rpc_core::channel::resolution::{Question, Resolution};
 use rpc_core::channel::retry::{Attempts, Failed, RetryPolicy};
 use rpc_core::channel::throttle::Throttle;
@@ -300,11 +300,12 @@ impl World {
 
     fn loses(&mut self, rng: &mut Rng) {
         let (now, epoch) = (self.clock.now(), self.machine.epoch());
-        assert!(!self.machine.on_lost(epoch.wrapping_sub(1), now, rng.next()), "long gone");
+        let loss = if rng.chance(20) { Loss::InOrder } else { Loss::Other };
+        assert!(!self.machine.on_lost(epoch.wrapping_sub(1), now, rng.next(), loss), "long gone");
         let is_own_end = rng.chance(20);
         let is_lost = match is_own_end {
             true => self.machine.on_driver_gone(epoch),
-            false => self.machine.on_lost(epoch, now, rng.next()),
+            false => self.machine.on_lost(epoch, now, rng.next(), loss),
         };
         if !is_lost {
             return;

@@ -79,16 +79,16 @@ fn least(mut run: impl FnMut()) -> f64 {
     rounds.min().unwrap_or(Duration::MAX).as_secs_f64() * 1e9 / f64::from(RUNS)
 }
 
-fn types<D: Described>() -> Schema {
-    D::service().methods[0].types().expect("they can be looked at").clone()
+fn types<D: Described>() -> &'static Schema {
+    D::service().methods[0].types().expect("they can be looked at")
 }
 
 fn main() {
     let order = order();
     let (writer, reader) = (types::<old::OrdersClient>(), types::<new::OrdersClient>());
     let [written, read] =
-        [&writer, &reader].map(|types| types.arguments().next().expect("an argument").1);
-    let plan = Plan::new(&writer, written, &reader, read).expect("they fit");
+        [writer, reader].map(|types| types.arguments().next().expect("an argument").1);
+    let plan = Plan::new(writer, written, reader, read).expect("they fit");
     println!(
         "{:<10}{:>8}{:>12}{:>12}{:>12}{:>8}",
         "", "bytes", "encode ns", "decode ns", "by plan", "ratio"
