@@ -247,7 +247,13 @@ impl Acceptor {
                     let (this, faults) = (SetUp::begin(self), Arc::clone(&faults));
                     let tenant = Arc::clone(&tenant);
                     let peer = incoming.peer();
-                    let security = self.config.security(&*incoming, exchange.clone());
+                    let security = match self.config.security(&*incoming, exchange.clone()) {
+                        Ok(security) => security,
+                        Err(why) => {
+                            tracing::error!(%why, "a connection is refused");
+                            continue;
+                        }
+                    };
                     let task = setups.spawn(async move {
                         this.accept(incoming, &tenant, security.as_ref(), &faults).await;
                     });

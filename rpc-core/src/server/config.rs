@@ -115,12 +115,16 @@ impl Config {
     }
 
     /// For a connection by a listener; `None`: it is to be a plain one.
+    ///
+    /// # Errors
+    /// The certificates cannot be used, so no connection can be made. `bind` has refused that.
     pub(super) fn security(
         &self,
         incoming: &dyn Incoming,
         exchange: Option<Arc<Exchange>>,
-    ) -> Option<Security> {
-        let secured = self.secured.as_ref()?.as_ref().ok()?;
+    ) -> Result<Option<Security>, String> {
+        let Some(secured) = &self.secured else { return Ok(None) };
+        let secured = secured.as_ref().map_err(String::clone)?;
         let peer = incoming.peer();
         let is_local = matches!(peer, PeerIdentity::Process { .. }) && exchange.is_none();
         let offers_plain = || {
@@ -128,9 +132,9 @@ impl Config {
             offer.is_ok_and(|offer| !offer.features.contains(Features::SECURE))
         };
         if secured.trusts_kernel && is_local || secured.is_optional && offers_plain() {
-            return None;
+            return Ok(None);
         }
         let handshakes = secured.keeper.handshakes(Some(&peer));
-        Some(Security::new(handshakes).with_exchange(exchange))
+        Ok(Some(Security::new(handshakes).with_exchange(exchange)))
     }
 }
