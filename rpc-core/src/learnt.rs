@@ -23,16 +23,16 @@ static LEARNT: LazyLock<Mutex<Learnt>> =
 /// serves.
 ///
 /// ```
-/// use rpc_core::service::LearntMethod;
+/// use rpc_core::service::{LearntMethod, LearntTypes};
 ///
-/// let mut method = LearntMethod::new("Stock.count", "(u32) -> u64");
+/// let types = LearntTypes::Lines(vec!["0: u32".into(), "result: u64".into()]);
+/// let mut method = LearntMethod::new("Stock.count", "(u32) -> u64", types);
 /// method.arguments = vec!["shelf".into()];
-/// method.lines = vec!["0: u32".into(), "result: u64".into()];
 /// let descriptor = method.descriptor()?;
 /// assert!(std::ptr::eq(descriptor, method.descriptor()?));
 /// # Ok::<(), rpc_core::service::TooManyMethods>(())
 /// ```
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct LearntMethod {
     /// `Service.method`.
@@ -41,8 +41,8 @@ pub struct LearntMethod {
     pub signature: String,
     /// The names of its arguments, without a stream.
     pub arguments: Vec<String>,
-    /// The lines that describe its types; none: only signatures are compared.
-    pub lines: Vec<String>,
+    /// What is compared with the types of a peer.
+    pub types: LearntTypes,
     /// May be carried out more than once.
     pub idempotent: bool,
     /// Runs to its end even when the caller has gone away.
@@ -53,6 +53,16 @@ pub struct LearntMethod {
     pub streams_results: bool,
     /// A call's deadline starts anew with each item.
     pub idle_deadline: bool,
+}
+
+/// What is compared with the types of a peer before a call is answered.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum LearntTypes {
+    /// The lines that describe the types. A peer whose lines differ refuses calls.
+    Lines(Vec<String>),
+    /// The signatures alone: for methods that their server does not describe. If types of one name
+    /// have other contents at the peer, values are read wrong.
+    SignatureAlone,
 }
 
 /// This process has learnt as many methods as it may.
@@ -72,14 +82,31 @@ impl fmt::Display for TooManyMethods {
 impl std::error::Error for TooManyMethods {}
 
 impl LearntMethod {
-    /// A method without arguments, options and described types.
+    /// A method without arguments and options.
     #[must_use]
-    pub fn new(name: impl Into<String>, signature: impl Into<String>) -> Self {
-        Self { name: name.into(), signature: signature.into(), ..Self::default() }
+    pub fn new(name: impl Into<String>, signature: impl Into<String>, types: LearntTypes) -> Self {
+        Self {
+            name: name.into(),
+            signature: signature.into(),
+            arguments: Vec::new(),
+            types,
+            idempotent: false,
+            no_cancel: false,
+            streams_arguments: false,
+            streams_results: false,
+            idle_deadline: false,
+        }
+    }
+
+    fn lines(&self) -> &[String] {
+        match &self.types {
+            LearntTypes::Lines(lines) => lines,
+            LearntTypes::SignatureAlone => &[],
+        }
     }
 
     /// Its descriptor, which is the same for equal methods. A peer whose types are not those of
-    /// [`LearntMethod::lines`] refuses its calls.
+    /// [`LearntTypes::Lines`] refuses its calls.
     ///
     /// # Errors
     /// There are too many already.
@@ -88,7 +115,7 @@ impl LearntMethod {
     }
 
     fn bytes(&self) -> usize {
-        let texts = self.arguments.iter().chain(&self.lines).map(|it| size_of_val(it) + it.len());
+        let texts = self.arguments.iter().chain(self.lines()).map(|it| size_of_val(it) + it.len());
         let texts: usize = texts.sum();
         let own = size_of::<Self>() + self.name.len() + self.signature.len();
         // The lines are there twice.
@@ -104,7 +131,10 @@ impl LearntMethod {
         method.streams.arguments = learnt.streams_arguments;
         method.streams.results = learnt.streams_results;
         method.streams.idle_deadline = learnt.idle_deadline;
-        (learnt, Box::leak(Box::new(method.described_by(&learnt.lines))))
+        if let LearntTypes::Lines(lines) = &learnt.types {
+            method = method.described_by(lines);
+        }
+        (learnt, Box::leak(Box::new(method)))
     }
 }
 
@@ -143,9 +173,10 @@ mod tests {
     use super::*;
 
     fn method(number: usize) -> LearntMethod {
-        let mut method = LearntMethod::new("Stock.count", "(u32) -> u64");
+        let lines = vec!["0: u32".to_owned(), format!("result: struct {{ f{number} }}")];
+        let types = LearntTypes::Lines(lines);
+        let mut method = LearntMethod::new("Stock.count", "(u32) -> u64", types);
         method.arguments = vec!["shelf".to_owned()];
-        method.lines = vec!["0: u32".to_owned(), format!("result: struct {{ f{number} }}")];
         method
     }
 

@@ -191,11 +191,9 @@ impl MethodDescriptor {
     /// Compares its types by these lines, as reflection gives them: an end whose types are others
     /// is refused.
     pub(crate) fn described_by(mut self, lines: &[String]) -> Self {
-        if !lines.is_empty() {
-            let schema = Schema::of_lines(lines.to_vec());
-            self.hash = AtomicU64::new(self.mixed_with(schema.hash()));
-            self.schema = OnceLock::from(Some(schema));
-        }
+        let schema = Schema::of_lines(lines.to_vec());
+        self.hash = AtomicU64::new(self.mixed_with(schema.hash()));
+        self.schema = OnceLock::from(Some(schema));
         self
     }
 

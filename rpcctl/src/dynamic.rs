@@ -4,7 +4,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use rpc_core::codec::{Scratch, Tail};
 use rpc_core::reflect::{MethodDescription, MethodInfo};
 use rpc_core::service::{
-    Decoding, LearntMethod, Message, MethodDescriptor, ReplyKind, ReplyParts, TooManyMethods,
+    Decoding, LearntMethod, LearntTypes, Message, MethodDescriptor, ReplyKind, ReplyParts,
+    TooManyMethods,
 };
 use rpc_core::text::printable;
 use rpc_core::{Bulk, CallError, Codec, Metadata, Status};
@@ -81,9 +82,13 @@ pub(crate) fn descriptor(
     description: &MethodDescription,
 ) -> Result<&'static MethodDescriptor, TooManyMethods> {
     let MethodDescription { info, lines, .. } = description;
-    let mut method = LearntMethod::new(&info.name, &info.signature);
+    // The server compares none for a method that it does not describe.
+    let types = match lines.is_empty() {
+        true => LearntTypes::SignatureAlone,
+        false => LearntTypes::Lines(lines.clone()),
+    };
+    let mut method = LearntMethod::new(&info.name, &info.signature, types);
     method.arguments.clone_from(&info.arguments);
-    method.lines.clone_from(lines);
     method.idempotent = info.idempotent;
     method.streams_arguments = info.streams_arguments;
     method.streams_results = info.streams_results;

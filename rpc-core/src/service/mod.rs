@@ -16,7 +16,7 @@ pub use rpc_transport::message::received::Message;
 pub use self::handler::Handler;
 use crate::codec::Codec;
 use crate::context::Context;
-pub use crate::learnt::{LearntMethod, TooManyMethods};
+pub use crate::learnt::{LearntMethod, LearntTypes, TooManyMethods};
 pub use crate::method::MethodDescriptor;
 pub use crate::reply::{Reply, ReplyKind, ReplyParts, Value};
 pub use crate::resolution::{Decoding, Planned};
