@@ -10,6 +10,8 @@ const DIFFER: i32 = 3;
 fn two_runs_of_a_seed_are_equal() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_simulate"));
     command.args(["--twice", "--from", "1", "--seeds", "3", "--jobs", "2"]);
+    // A crowd takes long without optimization.
+    command.args(["--without", "crowds"]);
     let output = command.output().expect("the simulator starts");
     let text = String::from_utf8_lossy(&output.stdout);
     assert_ne!(output.status.code(), Some(DIFFER), "{text}");

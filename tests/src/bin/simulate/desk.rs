@@ -34,6 +34,13 @@ pub(crate) struct Desk {
     pub(crate) has_panics: bool,
 }
 
+/// A reader of a stream takes its time, in some calls: its writer has to wait for credit.
+pub(crate) async fn read_slowly(key: u32, item: usize) {
+    if mix(u64::from(key)) >> 12 & 3 == 0 && item.is_multiple_of(5) {
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
 impl Desk {
     /// Runs the call of this key.
     pub(crate) async fn run(self, key: u32, version: u8) {

@@ -1,6 +1,7 @@
 //! The calls of a world: lone ones, crowds, and calls together on new connections.
 //!
-//! Owns the tasks that make calls, of which others are in [`left`](crate::left). Each draws from a stream of its own.
+//! Owns the tasks that make calls, of which others are in [`left`](crate::left). Each draws from a
+//! stream of its own.
 
 use std::cell::Cell;
 use std::rc::Rc;

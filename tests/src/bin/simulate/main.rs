@@ -47,7 +47,8 @@ use crate::report::Report;
 use crate::seeds::{Known, Seeds};
 
 /// How long a world may take, in real time: it hangs, or spins without a look at the clock.
-const REAL_LIMIT: Duration = Duration::from_secs(120);
+/// Without optimization it takes some ten times as long.
+const REAL_LIMIT: Duration = Duration::from_secs(if cfg!(debug_assertions) { 240 } else { 120 });
 
 /// The exit code of a world that takes too long.
 const TOO_LONG: i32 = 71;

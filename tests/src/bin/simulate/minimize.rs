@@ -12,18 +12,21 @@ pub(crate) fn minimize(world: World, report: Report) -> (World, Report) {
     };
     let (mut world, mut report) = (world, report);
     loop {
-        let plan = Plan::draw(world.seed).without_all(&world.cuts);
-        let found = plan.cuts().into_iter().find_map(|cut| {
-            let mut cuts = world.cuts.clone();
-            cuts.push(cut);
-            let smaller = World { seed: world.seed, cuts };
-            let report = smaller.run(None);
-            let is_same = report.findings.iter().any(|finding| finding.rule == rule);
-            is_same.then_some((smaller, report))
-        });
-        match found {
-            Some(found) => (world, report) = found,
-            None => return (world, report),
+        let mut is_smaller = false;
+        for cut in Plan::draw(world.seed).without_all(&world.cuts).cuts() {
+            // Others that were cut meanwhile may have left nothing of it.
+            if Plan::draw(world.seed).without_all(&world.cuts).without(cut).is_none() {
+                continue;
+            }
+            let cuts = world.cuts.iter().copied().chain([cut]).collect();
+            let without = World { seed: world.seed, cuts };
+            let found = without.run(None);
+            if found.findings.iter().any(|finding| finding.rule == rule) {
+                (world, report, is_smaller) = (without, found, true);
+            }
+        }
+        if !is_smaller {
+            return (world, report);
         }
     }
 }

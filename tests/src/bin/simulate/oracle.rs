@@ -118,7 +118,7 @@ pub(crate) fn blob(key: u32, is_reply: bool) -> Vec<u8> {
 
 pub(crate) fn rows(key: u32) -> Vec<(u32, u64)> {
     let count = match c(key) >> 50 & 31 {
-        31 => 300,
+        30 | 31 => 40 + (c(key) >> 8 & 255),
         count => count & 7,
     };
     (0..count).map(|n| (n as u32, c(key) >> 33 & 0xffff | n << 16)).collect()

@@ -10,7 +10,7 @@ use rpc_core::client::HedgingPolicy;
 use rpc_core::stream::{Stream, Streaming, stream};
 use rpc_core::{Bulk, CallError, Channel, Code, ServerBuilder, Status};
 
-use crate::desk::{Desk, KEY};
+use crate::desk::{Desk, KEY, read_slowly};
 use crate::oracle::{Answer, Task, blob, is_refused, rows};
 use crate::types::{AsPair, AsParcel, AsRefused, AsRow};
 
@@ -88,6 +88,7 @@ macro_rules! version {
                     let mut got = Vec::new();
                     while let Some(Ok(row)) = items.next().await {
                         got.push(row.read());
+                        read_slowly(key, got.len()).await;
                         if !rows(key).starts_with(&got) {
                             self.wrong_items(key, $number, &got);
                         }
@@ -114,6 +115,7 @@ macro_rules! version {
                         while let Some(Ok(row)) = items.next().await {
                             let row = row.read();
                             got.push(row);
+                            read_slowly(key, got.len()).await;
                             if !rows(key).starts_with(&got) {
                                 desk.wrong_items(key, $number, &got);
                             }
@@ -166,14 +168,14 @@ macro_rules! version {
                     Task::List => {
                         let call = options!(client.list(key), key, how);
                         match call.await {
-                            Ok(rows) => all!(rows),
+                            Ok(rows) => all!(rows, key),
                             Err(status) => failed(&status),
                         }
                     }
                     Task::Both => {
                         let call = options!(client.both(key, items()), key, how);
                         match call.await {
-                            Ok(rows) => all!(rows),
+                            Ok(rows) => all!(rows, key),
                             Err(status) => failed(&status),
                         }
                     }
@@ -196,11 +198,14 @@ macro_rules! options {
 
 /// All items of a stream of results.
 macro_rules! all {
-    ($rows:expr) => {{
+    ($rows:expr, $key:expr) => {{
         let (mut rows, mut got) = ($rows, Vec::new());
         loop {
             match rows.next().await {
-                Some(Ok(row)) => got.push(row.read()),
+                Some(Ok(row)) => {
+                    got.push(row.read());
+                    read_slowly($key, got.len()).await;
+                }
                 Some(Err(status)) => {
                     break Answer::Rows(got, Some((status.code(), status.to_string())));
                 }
