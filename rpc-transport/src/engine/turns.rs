@@ -50,6 +50,8 @@ impl From<&PeerIdentity> for Source {
 
 /// Runs `step` when it is the turn of a handshake with this source: in one poll, without waiting.
 pub(super) async fn compute<R>(source: Source, step: impl FnOnce() -> R) -> R {
+    #[cfg(feature = "model")]
+    crate::simulation::give_way().await;
     let mut place = Place::new(TURNS.get(), Handle::current().id(), source);
     let mut step = Some(step);
     poll_fn(|context| match (place.poll(context), step.take()) {
