@@ -8,7 +8,6 @@ use futures::stream::unfold;
 
 use super::resolve::{Resolve, ResolveError, Resolving, Watching};
 use crate::channel::endpoint::Endpoint;
-use crate::runtime::blocking::blocking;
 use crate::text::printable;
 
 /// How often the file is looked at.
@@ -44,7 +43,7 @@ impl File {
     /// Reads the file on a thread that may wait for a disk.
     async fn read(&self) -> Result<String, ResolveError> {
         let path = self.0.clone();
-        let read = blocking(move || {
+        let read = crate::runtime::blocking(move || {
             let mut text = String::new();
             // Not more than one byte too many, whatever the file is.
             std::fs::File::open(&path)?.take(MAX_BYTES + 1).read_to_string(&mut text)?;

@@ -33,7 +33,6 @@ use crate::channel::backoff::unit;
 use crate::endpoint::connection_context::ConnectionContext;
 use crate::endpoint::ended::{ConnectionEvent, OnEvent};
 use crate::identity::{Certificate, Identity, Shown};
-use crate::runtime::blocking::blocking;
 use crate::runtime::random::random;
 use crate::runtime::watched::{Watch, Watched};
 use crate::secured::Keep;
@@ -329,7 +328,7 @@ async fn run(
         }
         if this.is_stale.swap(false, Ordering::SeqCst) || has_changed {
             // Its end matters, not its result: a panic of a hook is caught.
-            let _ = blocking(move || this.verify_all()).await;
+            let _ = crate::runtime::blocking(move || this.verify_all()).await;
         }
     }
 }
@@ -337,7 +336,7 @@ async fn run(
 /// Reloads where that blocks nobody, and logs what came of it.
 pub(super) async fn read_again(tls: &Tls) {
     let tls = tls.clone();
-    match blocking(move || tls.reload()).await {
+    match crate::runtime::blocking(move || tls.reload()).await {
         Ok(Ok(true)) => tracing::info!("certificates and keys have been read again"),
         Ok(Err(error)) => tracing::warn!(%error, "certificates and keys stay as they are"),
         Ok(Ok(false)) | Err(_) => {}

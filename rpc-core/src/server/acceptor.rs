@@ -40,7 +40,6 @@ use super::set_ups::SetUps;
 use super::{available_memory, config::Config};
 use crate::bulk::BulkPool;
 use crate::endpoint::{RpcEndpoint, RpcShard};
-use crate::runtime::blocking::blocking;
 use crate::runtime::phase::{Phase, Watch};
 use crate::runtime::watched::Watched;
 use crate::server::executor::Handlers;
@@ -402,7 +401,7 @@ impl Acceptor {
             } else if tokio::time::timeout(QUIET_TIME, settled.changed()).await.is_err() {
                 self.all_shards().iter().for_each(|shard| shard.bulk.trim());
                 // Blocking, because it takes long if there is much freed memory.
-                let _ = blocking(return_freed_memory).await;
+                let _ = crate::runtime::blocking(return_freed_memory).await;
                 is_tidy = true;
             }
         }

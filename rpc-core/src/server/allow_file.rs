@@ -11,7 +11,6 @@ use serde::Deserialize;
 use tokio::task::AbortHandle;
 
 use super::allow::{Allow, AllowError, Rules, RulesFile};
-use crate::runtime::blocking::blocking;
 
 /// The file is not read without end.
 const SHORTEST_RELOAD: Duration = Duration::from_millis(1);
@@ -120,7 +119,7 @@ impl Allow {
             loop {
                 tokio::time::sleep(every).await;
                 let rules = rules.clone();
-                match blocking(move || rules.reload()).await {
+                match crate::runtime::blocking(move || rules.reload()).await {
                     Ok(Ok(false)) | Err(_) => {}
                     Ok(Ok(true)) => tracing::info!("the rules of callers have been replaced"),
                     Ok(Err(error)) => {

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use rpc_transport::simulation::GIVES_WAY;
 use tokio::task::LocalSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -45,7 +46,7 @@ pub(crate) fn run(plan: &Plan) {
     chance::begin(plan.seed);
     clock::begin(plan.pace, plan.seed);
     let gives_way = plan.has(Feature::GivesWay);
-    rpc_transport::simulation::begin(if gives_way { often } else { never });
+    let _ = GIVES_WAY.set(if gives_way { often } else { never });
     // A handler that panics is part of the world.
     std::panic::set_hook(Box::new(|info| {
         say(format_args!("{info}"));
