@@ -537,7 +537,10 @@ fn what_is_not_compared_is_said_once() {
     });
     let text =
         "Warned.find: `result?.1` rejects made-up values; the parts after it are not compared";
-    assert_eq!(*warnings.0.lock().unwrap(), [text]);
+    // A busy machine may make the driver warn of a slow handler.
+    let warnings = warnings.0.lock().unwrap();
+    let of_types: Vec<_> = warnings.iter().filter(|text| text.starts_with("Warned")).collect();
+    assert_eq!(of_types, [text]);
 }
 
 #[rpc_core::service]
