@@ -8,7 +8,7 @@ use std::time::Instant;
 use rpc_core::session::{
     Answer, CallId, CallStreams, Event, Failure, Incoming, Outcome, Role, SessionLimits, StartCall,
 };
-use rpc_core::wire::{self, Frame, HowRead, ReplyKind, ResponseHead};
+use rpc_core::wire::{self, Frame, HowRead, ItemHead, ReplyKind, ResponseHead, WireError};
 
 use self::by_hand::*;
 
@@ -107,7 +107,7 @@ fn a_value_needs_the_word_of_its_callee() {
 }
 
 #[test]
-fn arguments_stay_with_a_caller_who_is_read_wrong() {
+fn arguments_stay_where_the_types_disagree() {
     for accepted in [false, true] {
         for read in [HowRead::Unsaid, HowRead::BySchema] {
             let (mut client, _server) = pair_of(SessionLimits::default());
@@ -121,6 +121,45 @@ fn arguments_stay_with_a_caller_who_is_read_wrong() {
             );
             let said = parsed(&mut client);
             assert_eq!(said, [Frame::Cancel(wire_id)], "its handler is stopped");
+        }
+    }
+}
+
+/// What frames say, byte by byte: `docs/wire-format.md`.
+#[test]
+fn each_answer_has_its_own_bytes() {
+    let id = wire::WireId { slot: 0x0102_0304, generation: 0x0506_0708 };
+    let item = |read| {
+        let mut frame = body("i");
+        let (results, number, has_parts, is_metadata) = (true, 0, false, false);
+        let head = ItemHead { id, results, number, has_parts, is_metadata, read };
+        wire::prepend_item(&mut frame, &head);
+        frame.to_vec()
+    };
+    for (read, flag, byte) in
+        [(HowRead::Unsaid, 0, 0), (HowRead::Same, 0x08, 0), (HowRead::BySchema, 0, 1)]
+    {
+        for (frame, kind, flags) in [
+            (response(id, ReplyKind::Ok, read), 3, 0),
+            (response(id, ReplyKind::UserError, read), 3, 1),
+            (item(read), 6, 1),
+            (wire::opened(id, false, read).to_vec(), 11, 0),
+            (wire::opened(id, true, read).to_vec(), 11, 1),
+        ] {
+            assert_eq!(frame[..4], [kind, flags | flag, 0, byte]);
+            let said = match wire::parse(&frame).expect("a frame").0 {
+                Frame::Response(head) => head.read,
+                Frame::Item(head) => head.read,
+                Frame::Opened { read, .. } => read,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(said, read);
+            // Both at once, and a byte that is not known, are refused.
+            for (flag, byte) in [(0x08, 1), (0, 2), (0x08, 0xff)] {
+                let changed = [&[kind, flags | flag, 0, byte][..], &frame[4..]].concat();
+                let error = wire::parse(&changed).expect_err("it says two things, or nothing");
+                assert!(matches!(error, WireError::UnknownReading { .. }), "{error:?}");
+            }
         }
     }
 }
@@ -165,7 +204,7 @@ fn each_held_writer_is_woken() {
 
 /// As above: the call waited in line while the types were accepted, so its request does not ask.
 #[test]
-fn a_writer_in_line_is_woken_when_its_request_leaves() {
+fn a_writer_in_line_is_woken_later() {
     let limits = SessionLimits { max_incoming_calls: 1, ..SessionLimits::default() };
     let (mut client, mut server) = pair_of(limits);
     let _one = upload(&mut client, 1);

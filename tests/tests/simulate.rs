@@ -15,7 +15,7 @@ fn two_runs_of_a_seed_are_equal() {
     let output = command.output().expect("the simulator starts");
     let text = String::from_utf8_lossy(&output.stdout);
     assert_ne!(output.status.code(), Some(DIFFER), "{text}");
-    assert!(text.contains("\n3 worlds, "), "it ran others: {text}");
+    assert!(text.contains("3 worlds, "), "it ran others: {text}");
     assert!(text.trim_end().ends_with("runs that differ 0"), "{text}");
     assert!(!text.contains("survives/"), "{text}");
 }

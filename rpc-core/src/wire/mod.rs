@@ -14,6 +14,7 @@
 //!    bytes.
 
 mod error;
+mod head;
 mod parts;
 mod plain;
 pub(crate) mod refusal;
@@ -23,6 +24,7 @@ mod types;
 use rpc_transport::message::outgoing::OutBuf;
 
 pub use self::error::WireError;
+use self::head::{Header, SAME_TYPES, answer, header};
 pub use self::parts::{Part, Parts, prepend_parts};
 pub(crate) use self::plain::Words;
 pub use self::plain::{plain_request, plain_response};
@@ -102,11 +104,6 @@ mod response_flag {
 const PARTS: u8 = request_flag::PARTS;
 const _: () = assert!(PARTS == response_flag::PARTS);
 
-/// The flag of a response, an opened frame or an item of results whose call is [`HowRead::Same`].
-const SAME_TYPES: u8 = 0x08;
-/// The last byte of the first word of such a frame whose call is [`HowRead::BySchema`].
-const BY_SCHEMA: u8 = 1;
-
 mod go_away_flag {
     pub(super) const DRAINED: u8 = 0x01;
 }
@@ -185,90 +182,6 @@ pub fn parse_beginning(bytes: &[u8]) -> Result<Beginning, WireError> {
         Kind::Response => Ok(Beginning::Response(id)),
         Kind::StreamData => Ok(Beginning::Item(stream::item_head(&header, id, header.how_read()?))),
         other => Err(WireError::UnexpectedTail(other)),
-    }
-}
-
-/// The header's fields, not validated yet.
-struct Header {
-    kind: Kind,
-    flags: u8,
-    codec_or_status: u8,
-    /// Of an answer; unused in all other frames.
-    how_read: u8,
-    method: u32,
-    id: WireId,
-}
-
-impl Header {
-    #[inline]
-    fn new(kind: Kind, bytes: &[u8; HEADER_BYTES]) -> Self {
-        let [_, flags, codec_or_status, how_read, m0, m1, m2, m3, s0, s1, s2, s3, g0, g1, g2, g3] =
-            *bytes;
-        Self {
-            kind,
-            flags,
-            codec_or_status,
-            how_read,
-            method: u32::from_le_bytes([m0, m1, m2, m3]),
-            id: WireId {
-                slot: u32::from_le_bytes([s0, s1, s2, s3]),
-                generation: u32::from_le_bytes([g0, g1, g2, g3]),
-            },
-        }
-    }
-
-    #[inline]
-    fn check_flags(&self, known: u8) -> Result<(), WireError> {
-        match self.flags & !known {
-            0 => Ok(()),
-            flags => Err(WireError::UnknownFlags { kind: self.kind, flags }),
-        }
-    }
-
-    #[inline]
-    fn check_unused(&self, unused_is_zero: bool) -> Result<(), WireError> {
-        self.check_unused_in_answer(unused_is_zero && self.how_read == 0)
-    }
-
-    /// [`check_unused`](Self::check_unused) of a frame that says how the arguments were read.
-    #[inline]
-    fn check_unused_in_answer(&self, unused_is_zero: bool) -> Result<(), WireError> {
-        if unused_is_zero { Ok(()) } else { Err(WireError::UnusedFieldSet(self.kind)) }
-    }
-
-    /// How the callee has read the arguments, as its answer says.
-    #[inline]
-    fn how_read(&self) -> Result<HowRead, WireError> {
-        match (self.flags & SAME_TYPES != 0, self.how_read) {
-            (false, 0) => Ok(HowRead::Unsaid),
-            (true, 0) => Ok(HowRead::Same),
-            (false, BY_SCHEMA) => Ok(HowRead::BySchema),
-            (_, byte) => {
-                Err(WireError::UnknownReading { kind: self.kind, flags: self.flags, byte })
-            }
-        }
-    }
-
-    #[inline]
-    fn call(&self) -> Result<WireId, WireError> {
-        if self.id.generation == 0 {
-            return Err(WireError::ZeroGeneration(self.kind));
-        }
-        Ok(self.id)
-    }
-
-    /// Of a request.
-    #[inline]
-    fn streams(&self) -> CallStreams {
-        CallStreams {
-            arguments: self.flags & request_flag::ARGUMENTS != 0,
-            results: self.flags & request_flag::RESULTS != 0,
-            idle_deadline: self.flags & request_flag::IDLE != 0,
-        }
-    }
-
-    fn names_nothing(&self) -> bool {
-        self.id == WireId::NONE && self.method == 0 && self.codec_or_status == 0
     }
 }
 
@@ -471,41 +384,6 @@ fn take<const N: usize>(rest: &mut &[u8], taken: &mut usize) -> Option<[u8; N]> 
     *rest = tail;
     *taken += N;
     Some(*block)
-}
-
-#[inline]
-fn header(
-    kind: Kind,
-    flags: u8,
-    codec_or_status: u8,
-    method: u32,
-    id: WireId,
-) -> [u8; HEADER_BYTES] {
-    let [m0, m1, m2, m3] = method.to_le_bytes();
-    let [s0, s1, s2, s3] = id.slot.to_le_bytes();
-    let [g0, g1, g2, g3] = id.generation.to_le_bytes();
-    let kind = kind as u8;
-    [kind, flags, codec_or_status, 0, m0, m1, m2, m3, s0, s1, s2, s3, g0, g1, g2, g3]
-}
-
-/// The header of a frame that says how the arguments were read.
-#[inline]
-fn answer(
-    kind: Kind,
-    flags: u8,
-    status: u8,
-    number: u32,
-    id: WireId,
-    read: HowRead,
-) -> [u8; HEADER_BYTES] {
-    let (flag, byte) = match read {
-        HowRead::Unsaid => (0, 0),
-        HowRead::Same => (SAME_TYPES, 0),
-        HowRead::BySchema => (0, BY_SCHEMA),
-    };
-    let mut header = header(kind, flags | flag, status, number, id);
-    header[3] = byte;
-    header
 }
 
 /// Puts the METADATA block in front of a request's PARTS block and body. To be called before

@@ -213,7 +213,7 @@ fn values_are_right_on_one_thread() {
 /// Fault B: the second attempt carried the schema of the first to another server, and later calls
 /// there were read by its own types.
 #[test]
-fn a_hedged_first_call_leaves_no_wrong_types_behind() {
+fn a_hedged_first_call_leaves_no_wrong_types() {
     crate::run(async {
         for _ in 0..10 {
             // One of them hangs, whichever is called first.
@@ -271,7 +271,7 @@ fn two_copies_of_a_trait_share_a_connection() {
 
 /// Fault E: nobody sent a call again that was refused for its types after its caller had gone.
 #[test]
-fn a_dropped_no_cancel_call_runs_whatever_its_types() {
+fn a_dropped_no_cancel_call_runs_all_the_same() {
     crate::run(async {
         for address in addresses() {
             let desk = Arc::<Desk>::default();

@@ -1,5 +1,6 @@
 //! The numbers of the house: what a program can measure of its style and structure, each with its
-//! bound. The bound on lines is the sum of a table of reasons, `docs/size.md`; the others are fixed. `cargo run -p tests --bin house` prints them, and the test `house` checks them.
+//! bound. The bound on lines is the sum of a table of reasons, `docs/size.md`; the others are fixed.
+//! `cargo run -p tests --bin house` prints them, and the test `house` checks them.
 
 mod imports;
 mod prose;
@@ -88,14 +89,15 @@ pub fn numbers() -> Vec<Number> {
         let sources = files(&format!("{folder}/src"), "rs");
         let (uses, circles) = imports::circles(&sources);
         // A checker that finds nothing to check is broken.
-        assert!(sources.len() < 3 || uses > 0, "{folder}: this no longer reads it");
+        let is_in = |file: &String| file.starts_with(&format!("{folder}/"));
+        assert!(rust.keys().any(is_in), "{folder}: this no longer reads it");
         all_uses += uses;
         file_circles.extend(circles.into_iter().map(|circle| format!("{folder}: {circle}")));
         let circles = imports::folder_circles(&sources).into_iter();
         folder_circles.extend(circles.map(|circle| format!("{folder}: {circle}")));
     }
 
-    assert!(all_uses > 3000, "this no longer reads them: only {all_uses} uses found");
+    assert!(all_uses > 2000, "this no longer reads them: only {all_uses} uses found");
     let root = imports::root_names(&rust["rpc-core/src/lib.rs"]);
 
     assert!(root.len() > 10, "this no longer reads the root: only {root:?} found");

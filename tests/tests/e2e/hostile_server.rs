@@ -282,7 +282,7 @@ fn a_replayed_answer_closes_the_connection() {
         let first = client.add(1, 1).start();
         let slot = request(&mut server).await;
         // The answer is the number 2: one byte in the codec.
-        let answer = [session_header(3, 0, 0, 0, slot, 1), vec![2]].concat();
+        let answer = [session_header(3, 0x08, 0, 0, slot, 1), vec![2]].concat();
         server.send(&data(&answer));
         assert_eq!(first.await, Ok(2));
         let second = client.add(2, 3).start();
@@ -306,11 +306,12 @@ fn an_undecodable_answer_fails_its_call_alone() {
         for (generation, garbage) in (1..).zip(garbage) {
             let call = client.add(1, 1).start();
             let slot = request(&mut server).await;
-            let answer = [session_header(3, 0, 0, 0, slot, generation), garbage.to_vec()].concat();
-            server.send(&data(&answer));
+            let head = session_header(3, 0x08, 0, 0, slot, generation);
+            server.send(&data(&[head, garbage.to_vec()].concat()));
             let status = call.await.expect_err("no number");
             assert_eq!(status.code(), Code::Internal, "{status}");
-            assert!(status.message().contains("Probe.add"), "{status}");
+            let text = status.message();
+            assert!(text.contains("cannot decode the reply of Probe.add"), "{status}");
         }
         assert!(client.channel().close_cause().is_none());
     });

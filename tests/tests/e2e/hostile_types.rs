@@ -408,11 +408,21 @@ fn results_that_misfit_their_schema_are_dataloss() {
             let call = call.take().unwrap_or_else(|| tokio::spawn(client.store(item()).start()));
             let request = liar.hear(&[2]).await;
             let (slot, generation) = (request.slot, request.generation);
-            // Accepted, with a result.
-            liar.say(&[&session_header(3, 0x08, 0, 0, slot, generation)[..], result].concat())
-                .await;
+            // Read by the client's schema, with a result.
+            let mut head = session_header(3, 0, 0, 0, slot, generation);
+            head[3] = 1;
+            liar.say(&[&head[..], result].concat()).await;
             let text = check(call.await.expect("no panic"), Code::DataLoss);
             assert!(text.contains(words), "{words} is not in {text}");
+        }
+        // It says that the types are the same, or nothing, though it has refused them.
+        for flags in [0x08, 0] {
+            let call = tokio::spawn(client.store(item()).start());
+            let request = liar.hear(&[2]).await;
+            let head = session_header(3, flags, 0, 0, request.slot, request.generation);
+            liar.say(&[&head[..], &[7]].concat()).await;
+            let text = check(call.await.expect("no panic"), Code::Internal);
+            assert!(text.contains("its answer cannot be read"), "{text}");
         }
         assert!(channel.close_cause().is_none());
     });

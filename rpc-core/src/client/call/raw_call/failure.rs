@@ -107,8 +107,8 @@ impl RawCall<'_> {
     }
 
     /// The error text when the server does not know the method or its signature differs. The server
-    /// marks these statuses in their details. Nobody has read the request there, so no user code has
-    /// run, and the marks cannot be details that the user made.
+    /// marks these statuses in their details. Nobody has read the request there, so no user code
+    /// has run, and the marks cannot be details that the user made.
     fn refusal(&self, code: Code, reply: &session::Reply) -> Option<String> {
         if reply.read_by != ReadBy::Nobody {
             return None;
