@@ -271,7 +271,7 @@ fn two_copies_of_a_trait_share_a_connection() {
 
 /// Fault E: nobody sent a call again that was refused for its types after its caller had gone.
 #[test]
-fn a_dropped_no_cancel_call_runs_all_the_same() {
+fn a_dropped_no_cancel_call_runs() {
     crate::run(async {
         for address in addresses() {
             let desk = Arc::<Desk>::default();

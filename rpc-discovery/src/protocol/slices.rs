@@ -12,8 +12,8 @@
 //! 5. A pod is one server. In a service of two IP families it is in slices of both: its IPv4
 //!    address counts, as with SRV records.
 
+use core::net::IpAddr;
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 
 use rpc_core::client::resolve::Endpoint;
 use serde::Deserialize;

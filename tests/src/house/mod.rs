@@ -1,5 +1,5 @@
 //! The numbers of the house: what a program can measure of its style and structure, each with its
-//! bound. The bound on lines is the sum of a table of reasons, `docs/size.md`; the others are fixed.
+//! bound. That on lines is the sum of a table of reasons, `docs/size.md`; the others are fixed.
 //! `cargo run -p tests --bin house` prints them, and the test `house` checks them.
 
 mod imports;
