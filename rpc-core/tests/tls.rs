@@ -260,13 +260,17 @@ async fn a_late_handshake_is_named() {
         let _opened = gate.lock().unwrap().recv();
         Ok(())
     });
-    let (at, _) = serve(Server::builder().tls(late), "tcp").await;
+    // The hook blocks a thread, which must not be one of this runtime.
+    let servers = tokio::runtime::Runtime::new().unwrap();
+    let serving = async { serve(Server::builder().tls(late), "tcp").await.0 };
+    let at = servers.spawn(serving).await.unwrap();
     let client = world.client().connect_timeout(Duration::from_millis(300));
     let error = client.connect(&at).await.map(drop).unwrap_err();
     let ConnectError::TimedOut { phase, .. } = &error else { panic!("{error}") };
     assert_eq!(*phase, SetUpPhase::Handshake);
     assert!(error.to_string().contains("did not finish the TLS handshake within"), "{error}");
     drop(opens);
+    servers.shutdown_background();
 }
 
 #[test]

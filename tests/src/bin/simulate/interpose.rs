@@ -5,8 +5,8 @@
 //! at run time. On other threads they do what the library does.
 //!
 //! Invariants:
-//! 1. Only symbols are defined here; what they mean is in [`clock`](crate::clock) and
-//!    [`chance`](crate::chance).
+//! 1. Only symbols are defined here; what they mean is in `clock` and
+//!    `chance`.
 //! 2. On a thread with its own time, none of these asks the system for a time, or waits.
 #![expect(unsafe_code, reason = "defines and calls functions of the C library")]
 
