@@ -262,8 +262,7 @@ async fn a_late_handshake_is_named() {
     });
     // The hook blocks a thread, which must not be one of this runtime.
     let servers = tokio::runtime::Runtime::new().unwrap();
-    let serving = async { serve(Server::builder().tls(late), "tcp").await.0 };
-    let at = servers.spawn(serving).await.unwrap();
+    let (at, _) = servers.spawn(serve(Server::builder().tls(late), "tcp")).await.unwrap();
     let client = world.client().connect_timeout(Duration::from_millis(300));
     let error = client.connect(&at).await.map(drop).unwrap_err();
     let ConnectError::TimedOut { phase, .. } = &error else { panic!("{error}") };
